@@ -1,0 +1,42 @@
+//! Device profiles: what codegen must respect and what it may assume.
+
+/// Limits and traits of a device. The runtime fills the limits from the driver.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceProfile {
+    pub kind: DeviceKind,
+    /// Storage buffers that one kernel may bind.
+    pub max_storage_bindings: u32,
+    /// Bytes that one binding may span.
+    pub max_binding_bytes: u64,
+    /// Bytes of workgroup memory.
+    pub max_workgroup_bytes: u32,
+    pub max_workgroup_invocations: u32,
+    pub max_workgroups: [u32; 3],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// A CPU behind Vulkan: one invocation per row, register tiles, no workgroup memory.
+    Software,
+    /// Any GPU.
+    Generic,
+}
+
+impl DeviceProfile {
+    /// What every Vulkan 1.1 or Metal device offers.
+    pub fn generic() -> Self {
+        DeviceProfile {
+            kind: DeviceKind::Generic,
+            max_storage_bindings: 8,
+            max_binding_bytes: 128 << 20,
+            max_workgroup_bytes: 16 << 10,
+            max_workgroup_invocations: 256,
+            max_workgroups: [65535; 3],
+        }
+    }
+
+    /// Software Vulkan (lavapipe).
+    pub fn software() -> Self {
+        DeviceProfile { kind: DeviceKind::Software, ..Self::generic() }
+    }
+}

@@ -1,0 +1,144 @@
+//! What codegen produces and the runtime executes: shaders, dispatches, and where every tensor lies.
+
+use meganeura_ir::{ParameterId, TensorType};
+
+/// A compiled graph. It is static: sizes, offsets and workgroup counts are constants.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Distinct shaders; several dispatches may share one.
+    pub kernels: Vec<Kernel>,
+    /// In execution order.
+    pub dispatches: Vec<Dispatch>,
+    pub memory: Memory,
+    /// By input order of the graph. Inputs that nothing reads have no region.
+    pub inputs: Vec<Binding>,
+    /// By output order of the graph.
+    pub outputs: Vec<Binding>,
+    /// Every parameter that the program reads or writes, by id.
+    pub parameters: Vec<ParameterBinding>,
+    /// Host data to place once before the first run.
+    pub constants: Vec<ConstantData>,
+}
+
+/// Bytes of each buffer of each space. A buffer is at most the device's storage-binding limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Weights, statistics and optimiser state. Persistent.
+    pub parameters: Vec<u64>,
+    /// Written by the host before a run.
+    pub inputs: Vec<u64>,
+    /// Read by the host after a run.
+    pub outputs: Vec<u64>,
+    /// Filled once from [`Program::constants`].
+    pub constants: Vec<u64>,
+    /// Intermediate results; undefined between runs.
+    pub scratch: Vec<u64>,
+}
+
+impl Memory {
+    pub fn space(&self, space: Space) -> &[u64] {
+        match space {
+            Space::Parameters => &self.parameters,
+            Space::Inputs => &self.inputs,
+            Space::Outputs => &self.outputs,
+            Space::Constants => &self.constants,
+            Space::Scratch => &self.scratch,
+        }
+    }
+
+    /// Bytes that the program needs on the device.
+    pub fn total(&self) -> u64 {
+        Space::ALL.iter().flat_map(|&s| self.space(s)).sum()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Space {
+    Parameters,
+    Inputs,
+    Outputs,
+    Constants,
+    Scratch,
+}
+
+impl Space {
+    pub const ALL: [Space; 5] = [Space::Parameters, Space::Inputs, Space::Outputs, Space::Constants, Space::Scratch];
+}
+
+/// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is the tensor's device bytes (4 per element).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Region {
+    pub space: Space,
+    pub buffer: u32,
+    pub offset: u64,
+    pub size: u64,
+}
+
+impl Region {
+    pub fn overlaps(&self, other: &Region) -> bool {
+        self.space == other.space
+            && self.buffer == other.buffer
+            && self.offset < other.offset + other.size
+            && other.offset < self.offset + self.size
+    }
+}
+
+/// Alignment of every region, in bytes: the largest `minStorageBufferOffsetAlignment` that Vulkan permits.
+pub const ALIGNMENT: u64 = 256;
+
+/// A named tensor that the host writes or reads, at device width: one 32-bit word per element (see `DType::device`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    pub name: String,
+    pub ty: TensorType,
+    /// Absent for empty tensors and for inputs that nothing reads.
+    pub region: Option<Region>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterBinding {
+    pub id: ParameterId,
+    pub name: String,
+    pub ty: TensorType,
+    /// Absent for empty tensors.
+    pub region: Option<Region>,
+    /// Whether a run replaces its value.
+    pub updated: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConstantData {
+    pub region: Region,
+    /// 32-bit words in device form.
+    pub words: Vec<u32>,
+}
+
+/// A compute shader. Bindings are `@group(0) @binding(i)`, named `b0`, `b1`, ...: `array<f32>`, `array<i32>` or `array<u32>` storage buffers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// For people and profiles: the family, then the ops, as in `row reduce_max exp reduce_sum div`.
+    pub label: String,
+    /// One entry point, `main`. Validated by naga.
+    pub wgsl: String,
+    pub workgroup_size: [u32; 3],
+    pub access: Vec<Access>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    Read,
+    /// Declared `read_write`; the kernel may also read what it overwrites.
+    ReadWrite,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// Index in [`Program::kernels`].
+    pub kernel: usize,
+    /// One per binding of the kernel.
+    pub regions: Vec<Region>,
+    /// Workgroups, each at least 1 and within the device's limits.
+    pub workgroups: [u32; 3],
+    /// Whether earlier dispatches (since the last barrier) must be complete and visible first.
+    pub barrier: bool,
+}
