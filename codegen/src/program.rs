@@ -14,7 +14,7 @@ pub struct Program {
     pub inputs: Vec<Binding>,
     /// By output order of the graph.
     pub outputs: Vec<Binding>,
-    /// Every parameter that the program reads or writes, by id.
+    /// Every parameter of the graph, by id, whether or not the program reads it.
     pub parameters: Vec<ParameterBinding>,
     /// Host data to place once before the first run.
     pub constants: Vec<ConstantData>,
@@ -23,8 +23,10 @@ pub struct Program {
 /// Bytes of each buffer of each space. A buffer is at most the device's storage-binding limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Weights, statistics and optimiser state. Persistent.
+    /// Weights and statistics: the same layout for every program of one model, so that sessions share them. Persistent.
     pub parameters: Vec<u64>,
+    /// State of the optimiser. Persistent.
+    pub optimizer: Vec<u64>,
     /// Written by the host before a run.
     pub inputs: Vec<u64>,
     /// Read by the host after a run.
@@ -39,6 +41,7 @@ impl Memory {
     pub fn space(&self, space: Space) -> &[u64] {
         match space {
             Space::Parameters => &self.parameters,
+            Space::Optimizer => &self.optimizer,
             Space::Inputs => &self.inputs,
             Space::Outputs => &self.outputs,
             Space::Constants => &self.constants,
@@ -55,6 +58,7 @@ impl Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Space {
     Parameters,
+    Optimizer,
     Inputs,
     Outputs,
     Constants,
@@ -62,7 +66,8 @@ pub enum Space {
 }
 
 impl Space {
-    pub const ALL: [Space; 5] = [Space::Parameters, Space::Inputs, Space::Outputs, Space::Constants, Space::Scratch];
+    pub const ALL: [Space; 6] =
+        [Space::Parameters, Space::Optimizer, Space::Inputs, Space::Outputs, Space::Constants, Space::Scratch];
 }
 
 /// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is the tensor's device bytes (4 per element).
