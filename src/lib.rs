@@ -1,1 +1,66 @@
+//! Fine-tunes and runs ONNX models on any GPU with Vulkan or Metal, as one native program.
+//!
+//! A [`Model`] is a structure that some framework exported, and weights. Running it, differentiating it and training it all happen on a
+//! [`Device`]; the weights leave under the names they came in with.
+//!
+//! ```no_run
+//! use meganeura::{Dataset, Device, DeviceSelector, Length, Loss, Metric, Model, Objective, TrainOptions, Trainer};
+//!
+//! # fn main() -> Result<(), meganeura::Error> {
+//! let device = Device::open(&DeviceSelector::Auto)?;
+//! let mut model = Model::open("model.onnx")?;
+//! let (train, test) = (Dataset::open("train.npz")?, Dataset::open("test.npz")?);
+//!
+//! let objective = Objective::new(Loss::from_name("cross_entropy")?);
+//! let options = TrainOptions { batch: Some(32), length: Length::Epochs(3), ..TrainOptions::new(objective) };
+//! let mut trainer = Trainer::new(&model, &device, &train, options)?;
+//! trainer.train_to(trainer.total_steps(), |step| {
+//!     println!("step {} loss {:.4}", step.step, step.loss);
+//!     Ok::<_, meganeura::Error>(())
+//! })?;
+//! println!("{:?}", trainer.evaluator(&model, &test, Some(Metric::Accuracy))?.run()?);
+//!
+//! trainer.update(&mut model)?;
+//! model.save("tuned.safetensors")?;
+//! model.export_onnx("tuned.onnx")?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Model::run`] runs a model once and [`Model::predictor`] keeps it on the device; [`Model::gradients`] gives the gradient of a loss.
+//! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
+//! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 
+pub mod checkpoint;
+pub mod data;
+mod error;
+mod evaluator;
+mod gradients;
+pub mod log;
+mod metric;
+mod model;
+mod objective;
+pub mod plot;
+mod predictor;
+mod schedule;
+mod tensor_file;
+mod trainer;
+
+pub use data::Dataset;
+pub use error::Error;
+pub use evaluator::{Evaluation, Evaluator};
+pub use glob::Pattern;
+pub use gradients::{Gradients, WithRespectTo};
+pub use metric::Metric;
+pub use model::Model;
+pub use objective::Objective;
+pub use predictor::Predictor;
+pub use schedule::{Decay, Schedule};
+pub use tensor_file::write_tensors;
+pub use trainer::{Length, StepReport, TrainOptions, Trainer};
+
+pub use meganeura_autodiff::{self as autodiff, Loss, Optimizer};
+pub use meganeura_codegen as codegen;
+pub use meganeura_import::{self as import, Bindings, Dim, ImportOptions, ModelInput, ModelOutput, ModelParameter};
+pub use meganeura_ir::{self as ir, DType, Shape, Tensor, TensorType};
+pub use meganeura_runtime::{self as runtime, Device, DeviceSelector};

@@ -1,7 +1,18 @@
 //! From a verified graph to a [`Program`]: equality saturation, fusion, schedules, WGSL, and the memory plan. Knows no GPU.
 
+mod access;
+mod body;
+mod compile;
+mod eval;
+mod fuse;
+mod index;
+mod kernels;
+mod plan;
 pub mod profile;
 pub mod program;
+pub mod saturate;
+mod wgsl;
 
+pub use compile::{CompileError, CompileOptions, CompileReport, Compiled, compile};
 pub use profile::{DeviceKind, DeviceProfile};
 pub use program::Program;

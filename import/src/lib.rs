@@ -1,1 +1,39 @@
-//! TODO
+//! ONNX import for meganeura: from a file to a typed static graph, and back to files.
+//!
+//! [`Model::open`] reads an `.onnx` file, or the artifact that [`write_artifact`] made of one. The file is mapped; a scan of the
+//! protobuf wire format (`wire`) records where tensor data lies and leaves it there, tract's generated types decode the rest, and
+//! `check` and `roles` establish names, order, and which tensors are parameters. [`Model::specialize`] binds symbolic sizes and
+//! builds a [`meganeura_ir::Graph`] by the table in `ops`, folding constants on the way.
+//! [`write_onnx`] and [`write_artifact`] put today's weights into the original file or into safetensors, streaming.
+//!
+//! No path from a file panics: malformed input is an [`ImportError`].
+
+mod artifact;
+mod check;
+mod context;
+mod error;
+mod export;
+mod fold;
+mod model;
+mod ops;
+mod roles;
+mod specialize;
+mod tensor;
+mod wire;
+mod write;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use artifact::write_artifact;
+pub use error::{
+    ArtifactError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp, Warning,
+};
+pub use export::write_onnx;
+pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
+pub use specialize::{Bindings, Specialized};
+pub use tensor::TensorError;
+pub use wire::WireError;
+pub use write::WeightSource;

@@ -101,26 +101,34 @@ impl Graph {
 
     /// Declares an input and returns its node.
     pub fn input(&mut self, name: impl Into<String>, ty: TensorType) -> Result<NodeId, GraphError> {
-        let name = name.into();
-        check_size("input", &ty.shape)?;
-        if self.inputs.iter().any(|i| i.name == name) {
-            return Err(GraphError::DuplicateName(name));
-        }
-        let id = InputId(self.inputs.len() as u32);
-        self.inputs.push(InputInfo { name, ty: ty.clone() });
-        Ok(self.intern(Op::Input(id), Vec::new(), ty))
+        let id = self.declare_input(InputInfo { name: name.into(), ty })?;
+        self.push(Op::Input(id), &[])
     }
 
     /// Declares a parameter and returns its node.
     pub fn parameter(&mut self, info: ParameterInfo) -> Result<NodeId, GraphError> {
+        let id = self.declare_parameter(info)?;
+        self.push(Op::Parameter(id), &[])
+    }
+
+    /// Declares an input that has no node yet.
+    pub(crate) fn declare_input(&mut self, info: InputInfo) -> Result<InputId, GraphError> {
+        check_size("input", &info.ty.shape)?;
+        if self.inputs.iter().any(|i| i.name == info.name) {
+            return Err(GraphError::DuplicateName(info.name));
+        }
+        self.inputs.push(info);
+        Ok(InputId(self.inputs.len() as u32 - 1))
+    }
+
+    /// Declares a parameter that has no node yet.
+    pub(crate) fn declare_parameter(&mut self, info: ParameterInfo) -> Result<ParameterId, GraphError> {
         check_size("parameter", &info.ty.shape)?;
         if self.parameters.iter().any(|p| p.name == info.name) {
             return Err(GraphError::DuplicateName(info.name));
         }
-        let id = ParameterId(self.parameters.len() as u32);
-        let ty = info.ty.clone();
         self.parameters.push(info);
-        Ok(self.intern(Op::Parameter(id), Vec::new(), ty))
+        Ok(ParameterId(self.parameters.len() as u32 - 1))
     }
 
     /// Adds `op` applied to `operands`, or finds it.
@@ -328,3 +336,6 @@ pub enum VerifyError {
     #[error("%{} is declared {declared}, its op gives {inferred}", node.0)]
     Declared { node: NodeId, declared: TensorType, inferred: TensorType },
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ pub mod interpreter;
 mod op;
 mod shape;
 mod tensor;
+pub mod testing;
 pub mod text;
 mod typing;
 

@@ -236,10 +236,10 @@ impl WindowDims {
 }
 
 /// Positions of a window of `size` elements over `input` padded elements.
-pub(crate) fn window_count(input: usize, size: usize, stride: usize, dilation: usize, pads: (isize, isize)) -> usize {
-    let padded = input as isize + pads.0 + pads.1;
-    let extent = ((size - 1) * dilation + 1) as isize;
-    if padded < extent { 0 } else { ((padded - extent) as usize) / stride + 1 }
+fn window_count(input: usize, size: usize, stride: usize, dilation: usize, pads: (isize, isize)) -> usize {
+    let padded = input as i128 + pads.0 as i128 + pads.1 as i128;
+    let extent = (size as i128 - 1) * dilation as i128 + 1;
+    if padded < extent { 0 } else { usize::try_from((padded - extent) / stride as i128 + 1).unwrap_or(usize::MAX) }
 }
 
 /// Which axes of a [`Op::Dot`]'s operands pair up. Paired axes have equal sizes.

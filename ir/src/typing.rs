@@ -1,6 +1,5 @@
 //! Type rules: the result type of every op, or why the operands do not fit. The verifier runs the same rules.
 
-use crate::op::window_count;
 use crate::{
     BinaryOp, ConvDims, DType, DotDims, MAX_RANK, Op, PadDim, ReduceOp, Shape, SliceDim, TensorType, UnaryOp, WindowDims,
 };
@@ -201,7 +200,8 @@ pub(crate) fn check_size(op: &'static str, shape: &Shape) -> Result<(), TypeErro
     if shape.rank() > MAX_RANK {
         return Err(TypeError::Rank { op, rank: shape.rank() });
     }
-    match shape.checked_numel() {
+    // Sizes beside a zero count too, so that strides cannot overflow either.
+    match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))) {
         Some(n) if n < MAX_ELEMENTS => Ok(()),
         _ => Err(TypeError::TooLarge { op, shape: shape.clone() }),
     }
@@ -218,6 +218,11 @@ pub(crate) fn check_axes(op: &'static str, axes: &[usize], rank: usize) -> Resul
     Ok(())
 }
 
+/// Whether positions in the padded tensor stay far from overflow.
+fn moderate(pads: &[(isize, isize)]) -> bool {
+    pads.iter().all(|p| p.0.unsigned_abs() < MAX_ELEMENTS && p.1.unsigned_abs() < MAX_ELEMENTS)
+}
+
 /// The shape of the windows of `x`.
 pub(crate) fn unfolded_shape(op: &'static str, window: &WindowDims, x: &Shape) -> Result<Shape, TypeError> {
     let spatial = window.size.len();
@@ -227,6 +232,9 @@ pub(crate) fn unfolded_shape(op: &'static str, window: &WindowDims, x: &Shape) -
     }
     if [&window.size, &window.stride, &window.dilation].iter().any(|v| v.contains(&0)) {
         return Err(attribute(op, &operand(), "window sizes, strides and dilations are at least 1"));
+    }
+    if !moderate(&window.pads) {
+        return Err(attribute(op, &operand(), "a pad is too large"));
     }
     let lead = x.rank() - spatial;
     let out = (0..spatial).map(|a| window.output_size(a, x[lead + a]));
@@ -280,8 +288,8 @@ fn slice(op: &'static str, dims: &[SliceDim], x: &TensorType) -> Result<TensorTy
         if d.size == 0 {
             continue;
         }
-        let last = (d.size as isize - 1).checked_mul(d.step).and_then(|n| n.checked_add(d.start as isize));
-        if d.start >= size || !last.is_some_and(|l| (0..size as isize).contains(&l)) {
+        let last = d.start as i128 + (d.size as i128 - 1) * d.step as i128;
+        if d.start >= size || !(0..size as i128).contains(&last) {
             return Err(attribute(op, x, "a range leaves the tensor"));
         }
     }
@@ -377,9 +385,13 @@ fn conv(op: &'static str, dims: &ConvDims, x: &TensorType, w: &TensorType) -> Re
     if dims.groups == 0 || !w.shape[0].is_multiple_of(dims.groups) || w.shape[1].checked_mul(dims.groups) != Some(x.shape[1]) {
         return Err(misfit(op, x, &w.shape, "channels, groups and kernel do not match"));
     }
-    let out = (0..spatial).map(|a| {
-        let dilated = x.shape[2 + a].saturating_sub(1) * dims.input_dilation[a] + x.shape[2 + a].min(1);
-        window_count(dilated, w.shape[2 + a], dims.stride[a], dims.kernel_dilation[a], dims.pads[a])
-    });
+    let fits = |a: usize| x.shape[2 + a].saturating_sub(1).checked_mul(dims.input_dilation[a]).is_some_and(|n| n < MAX_ELEMENTS);
+    if !moderate(&dims.pads) || !(0..spatial).all(fits) {
+        return Err(attribute(op, x, "a pad or the dilated input is too large"));
+    }
+    let out = (0..spatial).map(|a| dims.output_size(a, x.shape[2 + a], w.shape[2 + a]));
     Ok(TensorType::new(x.dtype, [x.shape[0], w.shape[0]].into_iter().chain(out).collect::<Shape>()))
 }
+
+#[cfg(test)]
+mod tests;

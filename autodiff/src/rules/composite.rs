@@ -1,0 +1,169 @@
+//! Derivatives of composites, where the formula is more stable or smaller than the derivative of the decomposition.
+
+use meganeura_ir::composite::{
+    GELU_CUBIC, gelu_tanh_inner, gelu_tanh_scale, inverse_rms, max_pool_mask, normal_cdf, normalize_parts,
+};
+use meganeura_ir::{CompareOp, Composite, Graph, GraphError, NodeId, Op, ReduceOp, UnaryOp, WindowDims};
+
+use super::Cotangent::{self, Value};
+use crate::formula::formula;
+
+/// `1 / sqrt(2 pi)`
+const NORMAL_DENSITY_AT_0: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2 / 2.0;
+
+pub(super) fn composite(g: &mut Graph, c: &Composite, x: NodeId, y: NodeId, dy: NodeId) -> Result<Cotangent, GraphError> {
+    let dx = match c {
+        Composite::Softmax { axis } => formula(g, |f| {
+            let [y, dy] = f.terms([y, dy]);
+            y * (dy - (dy * y).reduce_keep(ReduceOp::Sum, &[*axis]))
+        }),
+        Composite::LogSoftmax { axis } => formula(g, |f| {
+            let [y, dy] = f.terms([y, dy]);
+            dy - y.unary(UnaryOp::Exp) * dy.reduce_keep(ReduceOp::Sum, &[*axis])
+        }),
+        Composite::Normalize { axes, epsilon } => {
+            let (_, inverse) = normalize_parts(g, x, axes, epsilon.0)?;
+            formula(g, |f| {
+                let [inverse, y, dy] = f.terms([inverse, y, dy]);
+                inverse * (dy - dy.mean_keep(axes) - y * (dy * y).mean_keep(axes))
+            })
+        }
+        Composite::RmsNormalize { axes, epsilon } => {
+            let inverse = inverse_rms(g, x, axes, epsilon.0)?;
+            formula(g, |f| {
+                let [inverse, y, dy] = f.terms([inverse, y, dy]);
+                inverse * (dy - y * (dy * y).mean_keep(axes))
+            })
+        }
+        Composite::Gelu => {
+            let cdf = normal_cdf(g, x)?;
+            formula(g, |f| {
+                let [x, cdf, dy] = f.terms([x, cdf, dy]);
+                let density = NORMAL_DENSITY_AT_0 * (-0.5 * x * x).unary(UnaryOp::Exp);
+                dy * (cdf + x * density)
+            })
+        }
+        Composite::GeluTanh => {
+            let t = gelu_tanh_inner(g, x)?;
+            formula(g, |f| {
+                let [x, t, dy] = f.terms([x, t, dy]);
+                let inner_slope = gelu_tanh_scale() * (1.0 + 3.0 * GELU_CUBIC * x * x);
+                dy * 0.5 * (1.0 + t + x * (1.0 - t * t) * inner_slope)
+            })
+        }
+        Composite::Silu => formula(g, |f| {
+            let [x, dy] = f.terms([x, dy]);
+            let s = x.unary(UnaryOp::Sigmoid);
+            dy * s * (1.0 + x * (1.0 - s))
+        }),
+        Composite::Relu => formula(g, |f| {
+            let [x, dy] = f.terms([x, dy]);
+            x.compare(CompareOp::Gt, 0.0).select(dy, 0.0)
+        }),
+        Composite::MaxPool(window) => max_pool(g, window, x, dy),
+    };
+    dx.map(Value)
+}
+
+/// Each window's cotangent goes to its first largest element; overlapping windows add.
+fn max_pool(g: &mut Graph, window: &WindowDims, x: NodeId, dy: NodeId) -> Result<NodeId, GraphError> {
+    let mask = max_pool_mask(g, x, window)?;
+    let shape = g.ty(mask).shape.clone();
+    let spatial = window.size.len();
+    let window_axes: Vec<usize> = (shape.rank() - spatial..shape.rank()).collect();
+    let spread = g.broadcast_without(dy, &shape, &window_axes)?;
+    let zero = g.constant_like(spread, 0.0)?;
+    let chosen = g.select(mask, spread, zero)?;
+    let x_shape = &g.ty(x).shape;
+    let sizes = x_shape[x_shape.rank() - spatial..].to_vec();
+    g.push(Op::Fold { window: window.clone(), sizes }, &[chosen])
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_ir::{Real, Tensor};
+
+    use super::*;
+    use crate::testing::{assert_close, check, graph_of, grid, input_cotangents, reals};
+
+    fn window(size: &[usize], stride: &[usize], pads: &[(isize, isize)]) -> WindowDims {
+        let [size, stride] = [size.to_vec(), stride.to_vec()];
+        WindowDims { dilation: vec![1; size.len()], size, stride, pads: pads.to_vec() }
+    }
+
+    fn cases() -> Vec<(Composite, Tensor)> {
+        let epsilon = Real(1e-2);
+        vec![
+            (Composite::Softmax { axis: 1 }, grid([2, 5, 3], -2.0, 2.0)),
+            (Composite::Softmax { axis: 0 }, grid([1], -2.0, 2.0)),
+            (Composite::LogSoftmax { axis: 1 }, grid([3, 4], -2.0, 2.0)),
+            (Composite::Normalize { axes: vec![1, 2], epsilon }, grid([2, 3, 3], -2.0, 2.0)),
+            (Composite::Normalize { axes: vec![0], epsilon }, grid([5, 2], -2.0, 2.0)),
+            (Composite::RmsNormalize { axes: vec![1], epsilon }, grid([3, 7], -2.0, 2.0)),
+            (Composite::Gelu, grid([3, 5], -3.0, 3.0)),
+            (Composite::GeluTanh, grid([3, 5], -3.0, 3.0)),
+            (Composite::Silu, grid([3, 5], -3.0, 3.0)),
+            (Composite::Relu, grid([3, 5], -3.0, 3.0)),
+            (Composite::MaxPool(window(&[3], &[2], &[(1, 0)])), grid([2, 7], -3.0, 3.0)),
+            (Composite::MaxPool(window(&[2, 3], &[1, 2], &[(0, 1), (1, 1)])), grid([2, 4, 5], -3.0, 3.0)),
+        ]
+    }
+
+    #[test]
+    fn every_composite_derivative_is_the_limit_of_differences() {
+        for (composite, x) in cases() {
+            let op = Op::Composite(composite.clone());
+            check(composite.name(), &[x], |g, x| g.push(op.clone(), x));
+        }
+    }
+
+    #[test]
+    fn every_composite_derivative_is_that_of_its_decomposition() {
+        for (composite, x) in cases() {
+            let x = [x];
+            let (whole, y) = graph_of(&x, |g, x| g.push(Op::Composite(composite.clone()), x));
+            let (parts, z) = graph_of(&x, |g, x| composite.decompose(g, x));
+            let expected = input_cotangents(&parts, z, &x);
+            assert_close(composite.name(), &input_cotangents(&whole, y, &x)[0], &expected[0], 1e-9);
+        }
+    }
+
+    #[test]
+    fn composites_of_nothing_differentiate() {
+        let epsilon = Real(1e-5);
+        for (composite, shape) in [
+            (Composite::Softmax { axis: 1 }, vec![0, 3]),
+            (Composite::LogSoftmax { axis: 1 }, vec![3, 0]),
+            (Composite::Normalize { axes: vec![1], epsilon }, vec![2, 0]),
+            (Composite::RmsNormalize { axes: vec![0], epsilon }, vec![3, 0]),
+            (Composite::Gelu, vec![0]),
+            (Composite::Relu, vec![0]),
+            (Composite::MaxPool(window(&[2], &[1], &[(0, 0)])), vec![0, 4]),
+        ] {
+            let op = Op::Composite(composite.clone());
+            check(composite.name(), &[grid(shape, -1.0, 1.0)], |g, x| g.push(op.clone(), x));
+        }
+    }
+
+    #[test]
+    fn relu_is_flat_at_zero_and_max_pooling_takes_the_first_of_equals() {
+        let (g, y) = graph_of(&[reals([1], &[0.0])], |g, x| g.push(Op::Composite(Composite::Relu), x));
+        assert_eq!(input_cotangents(&g, y, &[reals([1], &[0.0])])[0], [0.0]);
+
+        let tied = [reals([1, 4], &[0.0, 5.0, 5.0, 5.0])];
+        let pool = Op::Composite(Composite::MaxPool(window(&[4], &[1], &[(0, 0)])));
+        let (g, y) = graph_of(&tied, |g, x| g.push(pool.clone(), x));
+        let d = &input_cotangents(&g, y, &tied)[0];
+        assert!(d[1] != 0.0 && [d[0], d[2], d[3]] == [0.0; 3], "{d:?}");
+    }
+
+    #[test]
+    fn large_arguments_stay_finite() {
+        for composite in [Composite::Softmax { axis: 0 }, Composite::LogSoftmax { axis: 0 }, Composite::Silu, Composite::GeluTanh]
+        {
+            let x = [reals([3], &[-1e4, 0.0, 1e4])];
+            let (g, y) = graph_of(&x, |g, x| g.push(Op::Composite(composite.clone()), x));
+            assert!(input_cotangents(&g, y, &x)[0].iter().all(|d| d.is_finite()), "{}", composite.name());
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! The body of a kernel: a structured, typed program over scalars, and the builder that keeps it free of repetition.
+//!
+//! Expressions are interned. Each is defined once, in the outermost open scope where everything that it needs exists, so
+//! loop-invariant code leaves its loop by construction.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use meganeura_ir::{BinaryOp, CompareOp, DType, UnaryOp};
+
+use crate::index::{Atom, Index, VarId};
+
+/// The type of a scalar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scalar {
+    F32,
+    I32,
+    U32,
+    Bool,
+}
+
+impl From<meganeura_ir::DeviceType> for Scalar {
+    fn from(t: meganeura_ir::DeviceType) -> Self {
+        match t {
+            meganeura_ir::DeviceType::F32 => Scalar::F32,
+            meganeura_ir::DeviceType::I32 => Scalar::I32,
+            meganeura_ir::DeviceType::U32 => Scalar::U32,
+            meganeura_ir::DeviceType::Bool => Scalar::Bool,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExprId(pub u32);
+
+/// A mutable variable or a workgroup array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Literal {
+    /// By bits.
+    F32(u32),
+    I32(i32),
+    U32(u32),
+    Bool(bool),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Expr {
+    Literal(Literal),
+    /// An iteration variable, of type i32.
+    Var(VarId),
+    Unary(UnaryOp, ExprId),
+    Binary(BinaryOp, ExprId, ExprId),
+    Compare(CompareOp, ExprId, ExprId),
+    /// `(condition, if true, if false)`
+    Select(ExprId, ExprId, ExprId),
+    Convert(Scalar, ExprId),
+    /// Quotient of non-negative i32 values by a constant.
+    IndexDiv(ExprId, i32),
+    /// Remainder of non-negative i32 values by a constant.
+    IndexMod(ExprId, i32),
+    /// An element of a storage buffer.
+    Load { buffer: usize, index: ExprId },
+    /// An element of a workgroup array. Never interned: memory changes.
+    LoadShared { array: SlotId, index: ExprId },
+    /// The value of a mutable variable now. Never interned.
+    Read(SlotId),
+    /// `a * b + c`
+    MulAdd(ExprId, ExprId, ExprId),
+    /// An f32 rounded to f16 or bf16.
+    Quantize(DType, ExprId),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stmt {
+    /// Defines an expression.
+    Let(ExprId),
+    /// Declares a mutable variable.
+    Declare { slot: SlotId, value: ExprId },
+    Assign { slot: SlotId, value: ExprId },
+    /// `for (var = start; var < end; var += step)`
+    For { var: VarId, start: ExprId, end: i32, step: i32, body: Vec<Stmt> },
+    If { condition: ExprId, body: Vec<Stmt> },
+    Store { buffer: usize, index: ExprId, value: ExprId },
+    StoreShared { array: SlotId, index: ExprId, value: ExprId },
+    Barrier,
+    /// Leaves the kernel.
+    Return,
+}
+
+/// A storage buffer of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Buffer {
+    pub scalar: Scalar,
+    pub writable: bool,
+}
+
+/// A finished body.
+#[derive(Clone, Debug)]
+pub struct Body {
+    pub exprs: Vec<(Expr, Scalar)>,
+    pub slots: Vec<Scalar>,
+    /// Workgroup arrays: slot and length.
+    pub shared: Vec<(SlotId, u32)>,
+    pub buffers: Vec<Buffer>,
+    pub stmts: Vec<Stmt>,
+    pub workgroup_size: [u32; 3],
+    /// Variables bound to builtins.
+    pub builtins: Vec<(VarId, Builtin)>,
+}
+
+/// Where an invocation finds itself. All are i32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Builtin {
+    /// The position in the grid, as one number: workgroups spread over y and z where x is full.
+    GlobalLinear { workgroups_x: u32, workgroups_y: u32 },
+    /// The workgroup's number in the grid.
+    GroupLinear { workgroups_x: u32, workgroups_y: u32 },
+    /// The position in the workgroup.
+    Local,
+}
+
+/// An open loop.
+#[must_use]
+pub struct Loop(Option<(VarId, ExprId, i32, i32)>);
+
+/// Scopes that are set aside.
+#[must_use]
+pub struct Hoist(Vec<Scope>);
+
+struct Scope {
+    id: u32,
+    stmts: Vec<Stmt>,
+}
+
+/// Builds a [`Body`].
+pub struct Builder {
+    exprs: Vec<(Expr, Scalar)>,
+    /// The scope that defines each expression; `None` for literals.
+    home: Vec<Option<u32>>,
+    interned: HashMap<Expr, Vec<ExprId>>,
+    scopes: Vec<Scope>,
+    next_scope: u32,
+    vars: HashMap<VarId, u32>,
+    next_var: VarId,
+    slots: Vec<Scalar>,
+    shared: Vec<(SlotId, u32)>,
+    pub buffers: Vec<Buffer>,
+    builtins: Vec<(VarId, Builtin)>,
+    opaque: Vec<ExprId>,
+    lowered: HashMap<Index, Vec<ExprId>>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            exprs: Vec::new(),
+            home: Vec::new(),
+            interned: HashMap::new(),
+            scopes: vec![Scope { id: 0, stmts: Vec::new() }],
+            next_scope: 1,
+            vars: HashMap::new(),
+            next_var: 0,
+            slots: Vec::new(),
+            shared: Vec::new(),
+            buffers: Vec::new(),
+            builtins: Vec::new(),
+            opaque: Vec::new(),
+            lowered: HashMap::new(),
+        }
+    }
+}
+
+impl Builder {
+    pub fn finish(mut self, workgroup_size: [u32; 3]) -> Body {
+        let root = self.scopes.remove(0);
+        assert!(self.scopes.is_empty(), "every scope is closed");
+        Body {
+            exprs: self.exprs,
+            slots: self.slots,
+            shared: self.shared,
+            buffers: self.buffers,
+            stmts: root.stmts,
+            workgroup_size,
+            builtins: self.builtins,
+        }
+    }
+
+    pub fn buffer(&mut self, buffer: Buffer) -> usize {
+        self.buffers.push(buffer);
+        self.buffers.len() - 1
+    }
+
+    /// A variable bound to a builtin, in `0..extent`.
+    pub fn builtin(&mut self, builtin: Builtin, extent: usize) -> Index {
+        let id = self.new_var();
+        self.vars.insert(id, 0);
+        self.builtins.push((id, builtin));
+        Index::var(id, extent)
+    }
+
+    fn new_var(&mut self) -> VarId {
+        self.next_var += 1;
+        self.next_var - 1
+    }
+
+    fn new_slot(&mut self, scalar: Scalar) -> SlotId {
+        self.slots.push(scalar);
+        SlotId(self.slots.len() as u32 - 1)
+    }
+
+    /// A workgroup array.
+    pub fn shared(&mut self, scalar: Scalar, length: u32) -> SlotId {
+        let slot = self.new_slot(scalar);
+        self.shared.push((slot, length));
+        slot
+    }
+
+    pub fn scalar(&self, e: ExprId) -> Scalar {
+        self.exprs[e.0 as usize].1
+    }
+
+    pub fn expr(&self, e: ExprId) -> &Expr {
+        &self.exprs[e.0 as usize].0
+    }
+
+    /// Position in the scope stack of the innermost scope that `expr` depends on.
+    fn depth(&self, expr: &Expr) -> usize {
+        let position = |id: u32| self.scopes.iter().position(|s| s.id == id).expect("operands are in open scopes");
+        match expr {
+            Expr::Var(v) => position(self.vars[v]),
+            Expr::Read(_) | Expr::LoadShared { .. } => self.scopes.len() - 1,
+            _ => operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0),
+        }
+    }
+
+    /// Whether `e` is defined in an open scope.
+    pub fn visible(&self, e: ExprId) -> bool {
+        self.home[e.0 as usize].is_none_or(|h| self.scopes.iter().any(|s| s.id == h))
+    }
+
+    fn push(&mut self, expr: Expr, scalar: Scalar) -> ExprId {
+        let internable = !matches!(expr, Expr::Read(_) | Expr::LoadShared { .. });
+        if internable
+            && let Some(found) = self.interned.get(&expr)
+            && let Some(&e) = found.iter().find(|e| self.visible(**e))
+        {
+            return e;
+        }
+        let id = ExprId(self.exprs.len() as u32);
+        let home = (!matches!(expr, Expr::Literal(_))).then(|| self.depth(&expr));
+        self.exprs.push((expr.clone(), scalar));
+        self.home.push(home.map(|depth| self.scopes[depth].id));
+        if let Some(depth) = home {
+            self.scopes[depth].stmts.push(Stmt::Let(id));
+        }
+        if internable {
+            self.interned.entry(expr).or_default().push(id);
+        }
+        id
+    }
+
+    pub fn f32(&mut self, value: f32) -> ExprId {
+        self.push(Expr::Literal(Literal::F32(value.to_bits())), Scalar::F32)
+    }
+
+    pub fn i32(&mut self, value: i32) -> ExprId {
+        self.push(Expr::Literal(Literal::I32(value)), Scalar::I32)
+    }
+
+    pub fn literal(&mut self, literal: Literal) -> ExprId {
+        let scalar = match literal {
+            Literal::F32(_) => Scalar::F32,
+            Literal::I32(_) => Scalar::I32,
+            Literal::U32(_) => Scalar::U32,
+            Literal::Bool(_) => Scalar::Bool,
+        };
+        self.push(Expr::Literal(literal), scalar)
+    }
+
+    pub fn unary(&mut self, op: UnaryOp, x: ExprId) -> ExprId {
+        let scalar = match op {
+            UnaryOp::IsNan | UnaryOp::IsInf => Scalar::Bool,
+            _ => self.scalar(x),
+        };
+        self.push(Expr::Unary(op, x), scalar)
+    }
+
+    pub fn binary(&mut self, op: BinaryOp, a: ExprId, b: ExprId) -> ExprId {
+        let scalar = self.scalar(a);
+        self.push(Expr::Binary(op, a, b), scalar)
+    }
+
+    pub fn compare(&mut self, op: CompareOp, a: ExprId, b: ExprId) -> ExprId {
+        self.push(Expr::Compare(op, a, b), Scalar::Bool)
+    }
+
+    pub fn and(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinaryOp::And, a, b)
+    }
+
+    pub fn select(&mut self, condition: ExprId, a: ExprId, b: ExprId) -> ExprId {
+        let scalar = self.scalar(a);
+        if a == b { a } else { self.push(Expr::Select(condition, a, b), scalar) }
+    }
+
+    pub fn mul_add(&mut self, a: ExprId, b: ExprId, c: ExprId) -> ExprId {
+        let scalar = self.scalar(a);
+        self.push(Expr::MulAdd(a, b, c), scalar)
+    }
+
+    pub fn convert(&mut self, scalar: Scalar, x: ExprId) -> ExprId {
+        if self.scalar(x) == scalar { x } else { self.push(Expr::Convert(scalar, x), scalar) }
+    }
+
+    pub fn quantize(&mut self, dtype: DType, x: ExprId) -> ExprId {
+        self.push(Expr::Quantize(dtype, x), Scalar::F32)
+    }
+
+    pub fn load(&mut self, buffer: usize, index: ExprId) -> ExprId {
+        let scalar = self.buffers[buffer].scalar;
+        let raw = if scalar == Scalar::Bool { Scalar::U32 } else { scalar };
+        let word = self.push(Expr::Load { buffer, index }, raw);
+        if scalar == Scalar::Bool {
+            let zero = self.literal(Literal::U32(0));
+            self.compare(CompareOp::Ne, word, zero)
+        } else {
+            word
+        }
+    }
+
+    pub fn load_shared(&mut self, array: SlotId, index: ExprId) -> ExprId {
+        let scalar = self.slots[array.0 as usize];
+        self.push(Expr::LoadShared { array, index }, scalar)
+    }
+
+    /// Emits a statement in the innermost scope.
+    pub fn stmt(&mut self, stmt: Stmt) {
+        self.scopes.last_mut().expect("the root scope is open").stmts.push(stmt);
+    }
+
+    pub fn store(&mut self, buffer: usize, index: ExprId, value: ExprId) {
+        let value = if self.scalar(value) == Scalar::Bool { self.convert(Scalar::U32, value) } else { value };
+        self.stmt(Stmt::Store { buffer, index, value });
+    }
+
+    /// A mutable variable in the innermost scope.
+    pub fn declare(&mut self, value: ExprId) -> SlotId {
+        let slot = self.new_slot(self.scalar(value));
+        self.stmt(Stmt::Declare { slot, value });
+        slot
+    }
+
+    pub fn assign(&mut self, slot: SlotId, value: ExprId) {
+        self.stmt(Stmt::Assign { slot, value });
+    }
+
+    pub fn read(&mut self, slot: SlotId) -> ExprId {
+        let scalar = self.slots[slot.0 as usize];
+        self.push(Expr::Read(slot), scalar)
+    }
+
+    fn open(&mut self) {
+        self.scopes.push(Scope { id: self.next_scope, stmts: Vec::new() });
+        self.next_scope += 1;
+    }
+
+    fn close(&mut self) -> Vec<Stmt> {
+        self.scopes.pop().expect("a scope is open").stmts
+    }
+
+    /// Opens `for var in (start..end).step_by(step)`. A loop of one trip is no loop.
+    pub fn begin_for(&mut self, start: ExprId, end: usize, step: usize) -> (Loop, Index) {
+        if end == 1 && step == 1 && *self.expr(start) == Expr::Literal(Literal::I32(0)) {
+            return (Loop(None), Index::constant(0));
+        }
+        let var = self.new_var();
+        self.open();
+        let scope = self.scopes.last().expect("just opened").id;
+        self.vars.insert(var, scope);
+        (Loop(Some((var, start, end as i32, step as i32))), Index::var_unfolded(var, end))
+    }
+
+    pub fn end_for(&mut self, token: Loop) {
+        if let Loop(Some((var, start, end, step))) = token {
+            let body = self.close();
+            self.stmt(Stmt::For { var, start, end, step, body });
+        }
+    }
+
+    pub fn begin_if(&mut self) {
+        self.open();
+    }
+
+    pub fn end_if(&mut self, condition: ExprId) {
+        let body = self.close();
+        self.stmt(Stmt::If { condition, body });
+    }
+
+    /// Sets the innermost scopes aside, so that what follows lands in the outermost scope where `at` exists.
+    pub fn begin_hoist(&mut self, at: &[Index]) -> Hoist {
+        let mut depth = 0;
+        for index in at {
+            let e = self.index(index);
+            if let Some(home) = self.home[e.0 as usize] {
+                let position = self.scopes.iter().position(|s| s.id == home).expect("just built");
+                depth = depth.max(position);
+            }
+        }
+        Hoist(self.scopes.split_off(depth + 1))
+    }
+
+    pub fn end_hoist(&mut self, token: Hoist) {
+        self.scopes.extend(token.0);
+    }
+
+    /// An atom whose value is `e`, confined to `0..extent`.
+    pub fn opaque(&mut self, e: ExprId, extent: usize) -> Index {
+        self.opaque.push(e);
+        Index::opaque(self.opaque.len() as u32 - 1, extent, Default::default())
+    }
+
+    /// The value of an index, as i32.
+    pub fn index(&mut self, index: &Index) -> ExprId {
+        if let Some(found) = self.lowered.get(index)
+            && let Some(&e) = found.iter().find(|e| self.visible(**e))
+        {
+            return e;
+        }
+        let mut sum: Option<ExprId> = None;
+        for (atom, coefficient) in index.terms() {
+            let value = self.atom(atom);
+            let term = match *coefficient {
+                1 => value,
+                c => {
+                    let c = self.i32(c as i32);
+                    self.binary(BinaryOp::Mul, value, c)
+                }
+            };
+            sum = Some(match sum {
+                Some(sum) => self.binary(BinaryOp::Add, sum, term),
+                None => term,
+            });
+        }
+        let offset = index.offset() as i32;
+        let e = match sum {
+            None => self.i32(offset),
+            Some(sum) if offset == 0 => sum,
+            Some(sum) => {
+                let offset = self.i32(offset);
+                self.binary(BinaryOp::Add, sum, offset)
+            }
+        };
+        self.lowered.entry(index.clone()).or_default().push(e);
+        e
+    }
+
+    fn atom(&mut self, atom: &Atom) -> ExprId {
+        let quotient = |b: &mut Self, x: &Rc<Index>, c: i64, op: BinaryOp| {
+            let nonnegative = x.range().0 >= 0;
+            let value = b.index(x);
+            match (nonnegative, op) {
+                (true, BinaryOp::Div) => b.push(Expr::IndexDiv(value, c as i32), Scalar::I32),
+                (true, _) => b.push(Expr::IndexMod(value, c as i32), Scalar::I32),
+                (false, op) => {
+                    let c = b.i32(c as i32);
+                    b.binary(op, value, c)
+                }
+            }
+        };
+        match atom {
+            Atom::Var { id, .. } => self.push(Expr::Var(*id), Scalar::I32),
+            Atom::Div(x, c) => quotient(self, x, *c, BinaryOp::Div),
+            Atom::Mod(x, c) => quotient(self, x, *c, BinaryOp::Rem),
+            Atom::Bounded { index, .. } => self.index(index),
+            Atom::Opaque { id, .. } => self.opaque[*id as usize],
+        }
+    }
+}
+
+/// The expressions that `expr` reads.
+pub fn operands(expr: &Expr) -> impl Iterator<Item = ExprId> {
+    let list: [Option<ExprId>; 3] = match *expr {
+        Expr::Literal(_) | Expr::Var(_) | Expr::Read(_) => [None; 3],
+        Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => [Some(x), None, None],
+        Expr::Load { index, .. } | Expr::LoadShared { index, .. } => [Some(index), None, None],
+        Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
+        Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c)],
+    };
+    list.into_iter().flatten()
+}

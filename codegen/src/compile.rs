@@ -1,0 +1,244 @@
+//! The pipeline: decompose, saturate, fuse, emit, plan.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use meganeura_ir::{Graph, GraphError, NodeId, Op, TensorType, Verified};
+
+use crate::body::{Buffer, Builder};
+use crate::fuse::{Group, fuse};
+use crate::index::ravel;
+use crate::kernels::{Bound, Emitted, emit};
+use crate::plan::{bind, layout, place_barriers};
+use crate::program::{Access, Dispatch, Kernel, Program};
+use crate::saturate::{Limits, Report, SaturateError, saturate};
+use crate::{DeviceProfile, wgsl};
+
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Limits of equality saturation; `None` leaves the graph as it is.
+    pub saturate: Option<Limits>,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        CompileOptions { saturate: Some(Limits::default()) }
+    }
+}
+
+/// Why a graph cannot become a program for a device.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error(transparent)]
+    Saturate(#[from] SaturateError),
+    #[error("a tensor {ty} needs {} bytes, more than the {limit} that the device can bind", ty.device_bytes())]
+    TensorTooLarge { ty: TensorType, limit: u64 },
+    #[error("a parameter is updated to the value of parameter {name:?}, which the same run updates")]
+    UpdateFromUpdated { name: String },
+    #[error("the kernel `{label}` is not valid WGSL, which is a bug: {message}\n{wgsl}")]
+    InvalidShader { label: String, message: String, wgsl: String },
+    #[error("the kernel `{label}` needs {needed} {what}, the device offers {limit}")]
+    KernelLimit { label: String, what: &'static str, needed: u64, limit: u64 },
+}
+
+/// A program and how it came about.
+#[derive(Debug)]
+pub struct Compiled {
+    pub program: Program,
+    pub report: CompileReport,
+}
+
+/// What each stage did, for people.
+#[derive(Clone, Debug)]
+pub struct CompileReport {
+    /// Live nodes after decomposition.
+    pub nodes: usize,
+    pub saturation: Option<Report>,
+    /// Live nodes after saturation.
+    pub saturated_nodes: usize,
+    pub kernels: usize,
+    pub dispatches: usize,
+    pub barriers: usize,
+    /// Device bytes.
+    pub memory: u64,
+}
+
+impl fmt::Display for CompileReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} nodes, {} after saturation", self.nodes, self.saturated_nodes)?;
+        if let Some(report) = &self.saturation {
+            writeln!(f, "{report}")?;
+        }
+        writeln!(
+            f,
+            "{} dispatches of {} kernels in {} barrier groups, {:.1} MiB on the device",
+            self.dispatches,
+            self.kernels,
+            self.barriers + 1,
+            self.memory as f64 / f64::from(1 << 20)
+        )
+    }
+}
+
+/// Compiles a verified graph for a device.
+pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
+    let graph = split_concats(&graph.decomposed()?, profile.max_storage_bindings as usize / 2)?;
+    let nodes = graph.live().len();
+    let (graph, saturation) = match &options.saturate {
+        Some(limits) => {
+            let (graph, report) = saturate(&graph, limits)?;
+            (graph.decomposed()?, Some(report))
+        }
+        None => (graph, None),
+    };
+    let saturated_nodes = graph.live().len();
+    let groups = fuse(&graph, profile);
+    let mut layout = layout(&graph, &groups, profile)?;
+    let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
+    let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();
+    for copy in &layout.copies {
+        labels.push("copy".into());
+        emitted.push(emit_copy(&graph, copy.from, profile));
+    }
+    let mut regions = bind(&graph, &emitted[..groups.len()], &mut layout, profile);
+    for copy in &layout.copies {
+        let source = layout.home.get(&copy.from).copied();
+        regions.push(source.into_iter().chain([copy.to]).collect());
+    }
+
+    let mut kernels: Vec<Kernel> = Vec::new();
+    let mut by_text: HashMap<String, usize> = HashMap::new();
+    let mut dispatches = Vec::new();
+    for ((kernel, regions), label) in emitted.iter().zip(regions).zip(labels) {
+        let text = wgsl::print(&kernel.body);
+        let index = match by_text.get(&text) {
+            Some(&index) => index,
+            None => {
+                let label = format!("{} {label}", kernel.family);
+                let kernel = finish_kernel(kernel, label, text.clone(), profile)?;
+                kernels.push(kernel);
+                by_text.insert(text, kernels.len() - 1);
+                kernels.len() - 1
+            }
+        };
+        dispatches.push(Dispatch { kernel: index, regions, workgroups: kernel.workgroups, barrier: false });
+    }
+    place_barriers(&mut dispatches, |kernel| kernels[kernel].access.clone());
+    let program = Program {
+        kernels,
+        dispatches,
+        memory: layout.memory,
+        inputs: layout.inputs,
+        outputs: layout.outputs,
+        parameters: layout.parameters,
+        constants: layout.constants,
+    };
+    let report = CompileReport {
+        nodes,
+        saturation,
+        saturated_nodes,
+        kernels: program.kernels.len(),
+        dispatches: program.dispatches.len(),
+        barriers: program.dispatches.iter().filter(|d| d.barrier).count(),
+        memory: program.memory.total(),
+    };
+    Ok(Compiled { program, report })
+}
+
+/// Nests concatenations so that none has more than `limit` operands: each may become a binding.
+fn split_concats(graph: &Graph, limit: usize) -> Result<Graph, GraphError> {
+    graph.rewrite(|g, node, operands| match &node.op {
+        Op::Concat { axis } if operands.len() > limit => {
+            let mut parts = operands.to_vec();
+            while parts.len() > limit {
+                parts = parts
+                    .chunks(limit)
+                    .map(|chunk| match chunk {
+                        [only] => Ok(*only),
+                        chunk => g.push(Op::Concat { axis: *axis }, chunk),
+                    })
+                    .collect::<Result<_, GraphError>>()?;
+            }
+            g.push(Op::Concat { axis: *axis }, &parts)
+        }
+        op => g.push(op.clone(), operands),
+    })
+}
+
+/// The ops of a group, for people.
+fn label(graph: &Graph, group: &Group) -> String {
+    const MAX: usize = 80;
+    let mut label = String::new();
+    for &node in &group.nodes {
+        let op = &graph.node(node).op;
+        if matches!(op, Op::Reshape(_) | Op::Broadcast { .. }) && node != group.root {
+            continue;
+        }
+        if label.len() > MAX {
+            label.push_str(" ...");
+            break;
+        }
+        if !label.is_empty() {
+            label.push(' ');
+        }
+        label.push_str(op.name());
+    }
+    label
+}
+
+/// A kernel that copies `from` to a second place.
+fn emit_copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
+    use crate::eval::Evaluator;
+    use crate::index::unravel;
+    let shape = &graph.ty(from).shape;
+    let scalar = graph.ty(from).dtype.device().into();
+    let mut e = Evaluator::new(graph);
+    let mut bound = Vec::new();
+    if !matches!(graph.node(from).op, Op::Iota { .. }) {
+        e.buffers.insert(from, e.b.buffer(Buffer { scalar, writable: false }));
+        bound.push(Bound::Read(from));
+    }
+    let target = e.b.buffer(Buffer { scalar, writable: true });
+    bound.push(Bound::Write(from));
+    let (i, workgroups) = crate::kernels::flat_invocation(&mut e.b, shape.numel(), profile);
+    let at = unravel(&i, shape);
+    let value = e.eval(from, &at);
+    let index = e.b.index(&ravel(&at, shape));
+    e.b.store(target, index, value);
+    let body = std::mem::take::<Builder>(&mut e.b).finish([crate::kernels::WORKGROUP as u32, 1, 1]);
+    Emitted { family: "map", body, bound, workgroups }
+}
+
+/// Checks a kernel against the device's limits, and its text with naga.
+fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &DeviceProfile) -> Result<Kernel, CompileError> {
+    let body = &kernel.body;
+    let shared: u64 = body.shared.iter().map(|(_, length)| u64::from(*length) * 4).sum();
+    let checks = [
+        ("storage buffers", body.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
+        ("bytes of workgroup memory", shared, u64::from(profile.max_workgroup_bytes)),
+        (
+            "invocations per workgroup",
+            body.workgroup_size.iter().map(|&s| u64::from(s)).product(),
+            u64::from(profile.max_workgroup_invocations),
+        ),
+        ("workgroups", u64::from(kernel.workgroups[2]), u64::from(profile.max_workgroups[2])),
+    ];
+    if let Some(&(what, needed, limit)) = checks.iter().find(|(_, needed, limit)| needed > limit) {
+        return Err(CompileError::KernelLimit { label, what, needed, limit });
+    }
+    validate(&label, &wgsl)?;
+    let access = body.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
+    Ok(Kernel { label, wgsl, workgroup_size: body.workgroup_size, access })
+}
+
+fn validate(label: &str, wgsl: &str) -> Result<(), CompileError> {
+    let invalid = |message: String| CompileError::InvalidShader { label: label.into(), message, wgsl: wgsl.into() };
+    let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| invalid(e.emit_to_string(wgsl)))?;
+    naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::empty())
+        .validate(&module)
+        .map_err(|e| invalid(e.emit_to_string(wgsl)))?;
+    Ok(())
+}
+

@@ -1,0 +1,460 @@
+//! Fusion: divides a graph of primitives into groups, one kernel each.
+//!
+//! Nodes are visited from results to operands. By the time a node's turn comes, every place that reads it is known, as a set of
+//! [`Use`]s: the group, and the symbolic index. The node is then *inlined* into its users' groups, *stored* by one of them on the way, or
+//! becomes the *root* of a group of its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
+
+use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
+use crate::eval::interleaved;
+use crate::index::{Index, VarId, ravel};
+use crate::profile::DeviceProfile;
+
+/// How a group iterates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// One invocation per element of the root.
+    Map,
+    /// Rows over `rows` (axes of the root); within a row, reductions and then the root's other axes.
+    Row { rows: Vec<usize> },
+    /// The result of a contraction, tile by tile; the rest of the group is its prologue and epilogue.
+    Contract { dot: NodeId, place: Place },
+}
+
+/// Where, relative to the root's element, a stored node's element lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At the root's index along these axes; `None` where the node's size is 1.
+    Axes(Vec<Option<usize>>),
+    /// At the same row-major position.
+    Linear,
+}
+
+/// A node that a group writes to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub node: NodeId,
+    pub place: Place,
+}
+
+/// One kernel: everything between its loads and its stores.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub root: NodeId,
+    pub domain: Domain,
+    /// The root comes first.
+    pub stored: Vec<Stored>,
+    /// Nodes in memory that the group reads, by id.
+    pub reads: BTreeSet<NodeId>,
+    /// Nodes that the group computes, by id, the root included.
+    pub nodes: BTreeSet<NodeId>,
+    /// Parameters that the group reads only at the element that it writes: their update may overwrite them in place.
+    pub elementwise: BTreeSet<NodeId>,
+}
+
+/// A place where a node is read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Use {
+    group: usize,
+    at: Vec<Index>,
+    /// Whether the index may be out of range.
+    guarded: bool,
+    /// Whether the reader is a prologue of a contraction.
+    prologue: bool,
+}
+
+/// Variables of loops inside a group, as opposed to the axes of its root, count from here.
+const FIRST_LOOP_VAR: VarId = 1 << 16;
+/// A reduction of at most this many elements may run as a loop inside a map.
+const SHORT_REDUCTION: usize = 64;
+/// How often one group may compute a node at different indices.
+const MAX_USES_IN_GROUP: usize = 4;
+
+/// Divides the live nodes of `graph` (primitives only) into groups, in execution order.
+///
+/// No dependency cycle can arise: a group only reads nodes that groups with smaller roots store, since a node is stored by the group with the smallest root that reads it, or is itself a root.
+pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
+    let mut fuser = Fuser {
+        graph,
+        max_bindings: profile.max_storage_bindings as usize,
+        uses: HashMap::new(),
+        groups: Vec::new(),
+        frontier: Vec::new(),
+        next_var: FIRST_LOOP_VAR,
+        opaque: BTreeMap::new(),
+        root_indices: Vec::new(),
+        leaf_reads: Vec::new(),
+    };
+    let must_store: BTreeSet<NodeId> = graph.roots().collect();
+    for id in graph.live().into_iter().rev() {
+        if graph.ty(id).shape.numel() > 0 {
+            fuser.place(id, must_store.contains(&id));
+        }
+    }
+    fuser.finish()
+}
+
+struct Fuser<'a> {
+    graph: &'a Graph,
+    max_bindings: usize,
+    uses: HashMap<NodeId, BTreeSet<Use>>,
+    groups: Vec<Group>,
+    /// Per group: nodes that it reads, decided or not.
+    frontier: Vec<BTreeSet<NodeId>>,
+    next_var: VarId,
+    opaque: BTreeMap<(NodeId, Vec<Index>), u32>,
+    /// Per group: the index of the root's element.
+    root_indices: Vec<Vec<Index>>,
+    /// Per group: where parameters are read.
+    leaf_reads: Vec<Vec<(NodeId, Vec<Index>)>>,
+}
+
+impl Fuser<'_> {
+    fn place(&mut self, id: NodeId, must_store: bool) {
+        let uses = self.uses.remove(&id).unwrap_or_default();
+        let op = &self.graph.node(id).op;
+        if op.is_leaf() {
+            if in_memory(self.graph, id) {
+                for u in &uses {
+                    self.groups[u.group].reads.insert(id);
+                    self.leaf_reads[u.group].push((id, u.at.clone()));
+                }
+            }
+            return;
+        }
+        let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
+        let everywhere = users.len() == 1 || is_light(self.graph, id);
+        if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
+            for g in users {
+                self.inline(id, g, &uses);
+            }
+            return;
+        }
+        // The user with the smallest root runs first: what it stores, all others can load.
+        let owner = users.iter().copied().min_by_key(|&g| self.groups[g].root);
+        let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
+        let owner = match (owner, place) {
+            (Some(g), Some(place)) if self.frontier[g].len() + self.groups[g].stored.len() < self.max_bindings => {
+                self.inline(id, g, &uses);
+                self.groups[g].stored.push(Stored { node: id, place });
+                g
+            }
+            _ => self.new_group(id),
+        };
+        for g in users {
+            if g != owner {
+                self.groups[g].reads.insert(id);
+            }
+        }
+    }
+
+    fn new_group(&mut self, root: NodeId) -> usize {
+        let shape = &self.graph.ty(root).shape;
+        let at: Vec<Index> = shape.iter().enumerate().map(|(axis, &size)| Index::var(axis as VarId, size)).collect();
+        let group = self.groups.len();
+        let rank = shape.rank();
+        let node = self.graph.node(root);
+        let whole = Place::Axes((0..rank).map(Some).collect());
+        let domain = match &node.op {
+            Op::Dot(_) | Op::Conv(_) => Domain::Contract { dot: root, place: whole.clone() },
+            Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => {
+                Domain::Row { rows: (0..rank).collect() }
+            }
+            _ => Domain::Map,
+        };
+        self.groups.push(Group {
+            root,
+            domain,
+            stored: vec![Stored { node: root, place: whole }],
+            reads: BTreeSet::new(),
+            nodes: BTreeSet::new(),
+            elementwise: BTreeSet::new(),
+        });
+        self.frontier.push(BTreeSet::new());
+        self.root_indices.push(at.clone());
+        self.leaf_reads.push(Vec::new());
+        self.expand(root, group, &at, false, false);
+        group
+    }
+
+    /// Whether group `g` can compute `id` wherever it reads it.
+    fn can_inline(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> bool {
+        let node = self.graph.node(id);
+        let mine: Vec<&Use> = uses.iter().filter(|u| u.group == g).collect();
+        if mine.len() > MAX_USES_IN_GROUP {
+            return false;
+        }
+        let added = node.operands.iter().filter(|o| in_memory(self.graph, **o) && !self.frontier[g].contains(o)).count();
+        let bindings = self.frontier[g].len() - 1 + added + self.groups[g].stored.len();
+        if bindings > self.max_bindings && !self.is_light_movement(id) {
+            return false;
+        }
+        match &node.op {
+            _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id),
+            op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
+            Op::Reduce { .. } | Op::ArgReduce { .. } => {
+                let [only] = mine[..] else { return false };
+                self.row_of(id, g, only).is_some()
+            }
+            Op::Fold { .. } => {
+                let [only] = mine[..] else { return false };
+                !only.guarded && self.groups[g].domain == Domain::Map && self.evaluations(only, g) == Some(node.ty.shape.numel())
+            }
+            Op::Dot(_) | Op::Conv(_) => {
+                self.groups[g].domain == Domain::Map
+                    && mine.len() == 1
+                    && node.ty.shape.numel() == self.graph.ty(self.groups[g].root).shape.numel()
+                    && self.stored_place(id, g, uses).is_some()
+                    && !self.has_loops(g)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether inlining cannot add bindings.
+    fn is_light_movement(&self, id: NodeId) -> bool {
+        let n = self.graph.node(id);
+        n.op.is_movement() && n.operands.iter().filter(|o| in_memory(self.graph, **o)).count() <= 1
+    }
+
+    /// Whether the group contains a reduction that runs inside a map.
+    fn has_loops(&self, g: usize) -> bool {
+        self.groups[g].nodes.iter().any(|&n| {
+            matches!(
+                self.graph.node(n).op,
+                Op::Reduce { .. } | Op::ArgReduce { .. } | Op::Fold { .. } | Op::Scatter { .. }
+            )
+        })
+    }
+
+    /// How often the group evaluates a node that it reads at `u`; `None` inside loops.
+    fn evaluations(&self, u: &Use, g: usize) -> Option<usize> {
+        let shape = &self.graph.ty(self.groups[g].root).shape;
+        let vars: BTreeSet<VarId> = u.at.iter().flat_map(Index::vars).collect();
+        vars.into_iter().map(|v| shape.get(v as usize).copied()).product()
+    }
+
+    /// The rows over which group `g` would have to iterate to compute the reduction `id` once per row and never twice.
+    fn row_of(&self, id: NodeId, g: usize, u: &Use) -> Option<Domain> {
+        let group = &self.groups[g];
+        let root = &self.graph.ty(group.root).shape;
+        if u.guarded || self.evaluations(u, g)? != self.graph.ty(id).shape.numel() {
+            return None;
+        }
+        let vars: BTreeSet<VarId> = u.at.iter().flat_map(Index::vars).collect();
+        let rows: Vec<usize> = (0..root.rank()).filter(|&a| root[a] == 1 || vars.contains(&(a as VarId))).collect();
+        let whole = rows.len() == root.rank();
+        match &group.domain {
+            Domain::Map if whole && is_short(self.graph, id) => Some(Domain::Map),
+            Domain::Map if self.has_loops(g) => None,
+            Domain::Map => {
+                let count: usize = rows.iter().map(|&a| root[a]).product();
+                let inner = root.numel() / count;
+                let enough_rows = whole || count >= 64 || inner <= 8192;
+                enough_rows.then_some(Domain::Row { rows })
+            }
+            Domain::Row { rows: current } => (*current == rows).then(|| group.domain.clone()),
+            Domain::Contract { .. } => None,
+        }
+    }
+
+    /// Where `id` lies relative to the root of `g`, if the group passes over each element exactly once.
+    fn stored_place(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Place> {
+        let shape = &self.graph.ty(id).shape;
+        let root_shape = &self.graph.ty(self.groups[g].root).shape;
+        uses.iter().filter(|u| u.group == g && !u.guarded && !u.prologue).find_map(|u| {
+            let axes: Option<Vec<Option<usize>>> = u
+                .at
+                .iter()
+                .zip(shape.iter())
+                .map(|(i, &size)| {
+                    if size == 1 && i.as_constant() == Some(0) {
+                        return Some(None);
+                    }
+                    let axis = self.root_indices[g].iter().position(|r| r == i && r.as_constant().is_none())?;
+                    (root_shape[axis] == size).then_some(Some(axis))
+                })
+                .collect();
+            let same_position = || {
+                let linear = ravel(&u.at, shape) == ravel(&self.root_indices[g], root_shape);
+                (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
+            };
+            let Some(axes) = axes else { return same_position() };
+            let used: BTreeSet<usize> = axes.iter().flatten().copied().collect();
+            if used.len() != axes.iter().flatten().count() {
+                return None;
+            }
+            let whole = (0..root_shape.rank()).all(|a| root_shape[a] == 1 || used.contains(&a));
+            let row = match &self.groups[g].domain {
+                Domain::Row { rows } => rows.iter().all(|a| root_shape[*a] == 1 || used.contains(a)) && used.iter().all(|a| rows.contains(a)),
+                _ => false,
+            };
+            // A reduction that is about to make the group a row kernel is stored once per row.
+            let becomes_row = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. });
+            (whole || row || becomes_row).then_some(Place::Axes(axes))
+        })
+    }
+
+    fn inline(&mut self, id: NodeId, g: usize, uses: &BTreeSet<Use>) {
+        self.frontier[g].remove(&id);
+        let mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
+        match &self.graph.node(id).op {
+            Op::Dot(_) | Op::Conv(_) => {
+                if let Some(place) = self.stored_place(id, g, uses) {
+                    self.groups[g].domain = Domain::Contract { dot: id, place };
+                }
+            }
+            Op::Reduce { .. } | Op::ArgReduce { .. } => {
+                if let Some(domain) = self.row_of(id, g, &mine[0]) {
+                    self.groups[g].domain = domain;
+                }
+            }
+            _ => {}
+        }
+        for u in mine {
+            self.expand(id, g, &u.at, u.guarded, u.prologue);
+        }
+    }
+
+    /// Records what computing `id` at `at` in group `g` reads.
+    fn expand(&mut self, id: NodeId, g: usize, at: &[Index], guarded: bool, prologue: bool) {
+        self.groups[g].nodes.insert(id);
+        let n = self.graph.node(id).clone();
+        let plain = |operand: NodeId, at: Vec<Index>| Access { guards: Vec::new(), operand, at };
+        let mut in_prologue = prologue;
+        let accesses: Vec<Access> = match &n.op {
+            op if op.is_pointwise() => n.operands.iter().map(|&o| plain(o, at.to_vec())).collect(),
+            op if op.is_movement() => movement(self.graph, id, at),
+            Op::Gather { axis } => {
+                let rank = self.graph.ty(n.operands[1]).shape.rank();
+                let size = self.graph.ty(n.operands[0]).shape[*axis];
+                let indices = at[*axis..axis + rank].to_vec();
+                let vars = indices.iter().flat_map(Index::vars).collect();
+                let next = self.opaque.len() as u32;
+                let opaque = *self.opaque.entry((n.operands[1], indices.clone())).or_insert(next);
+                let mut source = at[..*axis].to_vec();
+                source.push(Index::opaque(opaque, size, vars));
+                source.extend_from_slice(&at[axis + rank..]);
+                vec![plain(n.operands[0], source), plain(n.operands[1], indices)]
+            }
+            Op::Reduce { axes, .. } => {
+                let shape = self.graph.ty(n.operands[0]).shape.clone();
+                let inner = self.loop_vars(axes.iter().map(|&a| shape[a]));
+                vec![plain(n.operands[0], interleaved(at, axes, &inner))]
+            }
+            Op::ArgReduce { axis, .. } => {
+                let size = self.graph.ty(n.operands[0]).shape[*axis];
+                let inner = self.loop_vars([size]);
+                vec![plain(n.operands[0], interleaved(at, &[*axis], &inner))]
+            }
+            Op::Fold { window, .. } => {
+                let k = self.loop_vars(window.size.iter().copied());
+                vec![folded(self.graph, id, at, &k)]
+            }
+            Op::Scatter { axis, .. } => {
+                let shape = self.graph.ty(n.operands[1]).shape.clone();
+                let j = self.loop_vars(shape.iter().copied());
+                let source = at[..*axis].iter().chain(&j).chain(&at[axis + 1..]).cloned().collect();
+                vec![plain(n.operands[0], at.to_vec()), plain(n.operands[1], j), plain(n.operands[2], source)]
+            }
+            Op::Dot(_) | Op::Conv(_) => {
+                in_prologue = true;
+                let shape = contract_shape(self.graph, id);
+                let batch = self.loop_vars(shape.batch.iter().copied());
+                let m = self.loop_vars(shape.m.iter().copied());
+                let n = self.loop_vars(shape.n.iter().copied());
+                let k = self.loop_vars(shape.k.iter().copied());
+                vec![
+                    contract_lhs(self.graph, id, &ContractAt { batch: &batch, free: &m, k: &k }),
+                    contract_rhs(self.graph, id, &ContractAt { batch: &batch, free: &n, k: &k }),
+                ]
+            }
+            op => unreachable!("{} has no fusion rule", op.name()),
+        };
+        for access in accesses {
+            if self.graph.ty(access.operand).shape.numel() == 0 {
+                continue;
+            }
+            let guarded = guarded || !access.guards.is_empty() || n.op.is_movement() && n.operands.len() > 1;
+            if in_memory(self.graph, access.operand) {
+                self.frontier[g].insert(access.operand);
+            }
+            let use_ = Use { group: g, at: access.at, guarded, prologue: in_prologue };
+            self.uses.entry(access.operand).or_default().insert(use_);
+        }
+    }
+
+    fn loop_vars(&mut self, extents: impl IntoIterator<Item = usize>) -> Vec<Index> {
+        extents
+            .into_iter()
+            .map(|extent| {
+                self.next_var += 1;
+                Index::var(self.next_var - 1, extent)
+            })
+            .collect()
+    }
+
+    fn finish(mut self) -> Vec<Group> {
+        for (g, group) in self.groups.iter_mut().enumerate() {
+            let root_shape = &self.graph.ty(group.root).shape;
+            let position = ravel(&self.root_indices[g], root_shape);
+            let reads = &self.leaf_reads[g];
+            group.elementwise = group
+                .reads
+                .iter()
+                .copied()
+                .filter(|&n| {
+                    let shape = &self.graph.ty(n).shape;
+                    shape.numel() == root_shape.numel()
+                        && reads.iter().filter(|(r, _)| *r == n).all(|(_, at)| ravel(at, shape) == position)
+                })
+                .filter(|n| matches!(self.graph.node(*n).op, Op::Parameter(_)))
+                .collect();
+        }
+        self.groups.sort_by_key(|g| g.root);
+        self.groups
+    }
+}
+
+/// Whether a node occupies memory when it is not inlined. Counters and scalar constants are text.
+pub fn in_memory(graph: &Graph, id: NodeId) -> bool {
+    match &graph.node(id).op {
+        Op::Iota { .. } => false,
+        Op::Constant(value) => value.shape().numel() > 1,
+        _ => graph.ty(id).shape.numel() > 0,
+    }
+}
+
+fn is_short(graph: &Graph, reduction: NodeId) -> bool {
+    let n = graph.node(reduction);
+    let from = graph.ty(n.operands[0]).shape.numel();
+    from <= SHORT_REDUCTION * n.ty.shape.numel().max(1)
+}
+
+/// Whether computing the node again costs less than a trip through memory: movement, and arithmetic with constants.
+fn is_light(graph: &Graph, id: NodeId) -> bool {
+    let n = graph.node(id);
+    match &n.op {
+        Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) => true,
+        Op::Pad(_) | Op::Unfold(_) => true,
+        Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
+        Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
+        Op::Binary(_) | Op::Compare(_) | Op::Select => {
+            n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1
+        }
+        _ => false,
+    }
+}
+
+/// Whether the node is one constant, repeated.
+fn is_uniform(graph: &Graph, id: NodeId) -> bool {
+    let n = graph.node(id);
+    match &n.op {
+        Op::Constant(value) => value.shape().numel() == 1,
+        Op::Broadcast { .. } | Op::Reshape(_) => is_uniform(graph, n.operands[0]),
+        _ => false,
+    }
+}

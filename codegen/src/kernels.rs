@@ -1,0 +1,169 @@
+//! From a fused group to the body of its kernel and the grid that runs it.
+
+mod contract;
+mod rows;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use meganeura_ir::{Graph, NodeId};
+
+use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Stmt};
+use crate::eval::Evaluator;
+use crate::fuse::{Domain, Group, Place, Stored};
+use crate::index::{Index, ravel, unravel};
+use crate::profile::DeviceProfile;
+
+/// What a buffer of the kernel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    Read(NodeId),
+    Write(NodeId),
+    /// The parameter `from` is read and then overwritten by `node`, element by element.
+    InPlace { from: NodeId, node: NodeId },
+}
+
+/// A kernel before its text.
+#[derive(Clone, Debug)]
+pub struct Emitted {
+    pub family: &'static str,
+    pub body: Body,
+    /// One per buffer of the body.
+    pub bound: Vec<Bound>,
+    pub workgroups: [u32; 3],
+}
+
+/// Invocations per workgroup where nothing else decides.
+pub const WORKGROUP: usize = 64;
+
+/// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
+pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
+    let mut kernel = KernelEmitter::new(graph, group, in_place);
+    let (family, workgroup_size, workgroups) = match &group.domain {
+        Domain::Map => ("map", [WORKGROUP as u32, 1, 1], rows::map(&mut kernel, profile)),
+        Domain::Row { rows } => {
+            let (lanes, workgroups) = rows::row(&mut kernel, rows, profile);
+            ("row", [lanes, 1, 1], workgroups)
+        }
+        Domain::Contract { dot, place } => {
+            let (size, workgroups) = contract::contract(&mut kernel, *dot, place, profile);
+            ("contract", [size, 1, 1], workgroups)
+        }
+    };
+    Emitted { family, body: kernel.e.b.finish(workgroup_size), bound: kernel.bound, workgroups }
+}
+
+struct KernelEmitter<'a> {
+    graph: &'a Graph,
+    group: &'a Group,
+    e: Evaluator<'a>,
+    bound: Vec<Bound>,
+    /// The buffer of each stored node, in the group's order.
+    targets: Vec<usize>,
+}
+
+impl<'a> KernelEmitter<'a> {
+    fn new(graph: &'a Graph, group: &'a Group, in_place: &BTreeMap<NodeId, NodeId>) -> Self {
+        let mut e = Evaluator::new(graph);
+        let mut bound = Vec::new();
+        let overwritten: BTreeSet<NodeId> = group.stored.iter().filter_map(|s| in_place.get(&s.node)).copied().collect();
+        for &node in group.reads.difference(&overwritten) {
+            let scalar = graph.ty(node).dtype.device().into();
+            e.buffers.insert(node, e.b.buffer(Buffer { scalar, writable: false }));
+            bound.push(Bound::Read(node));
+        }
+        let mut targets = Vec::new();
+        for stored in &group.stored {
+            let scalar = graph.ty(stored.node).dtype.device().into();
+            let buffer = e.b.buffer(Buffer { scalar, writable: true });
+            targets.push(buffer);
+            bound.push(match in_place.get(&stored.node) {
+                Some(&from) => {
+                    if group.reads.contains(&from) {
+                        e.buffers.insert(from, buffer);
+                    }
+                    Bound::InPlace { from, node: stored.node }
+                }
+                None => Bound::Write(stored.node),
+            });
+        }
+        KernelEmitter { graph, group, e, bound, targets }
+    }
+
+    fn root_shape(&self) -> &'a [usize] {
+        &self.graph.ty(self.group.root).shape
+    }
+
+    /// The index of `stored` where the root's is `at`.
+    fn stored_at(&self, stored: &Stored, at: &[Index]) -> Vec<Index> {
+        let shape = &self.graph.ty(stored.node).shape;
+        match &stored.place {
+            Place::Axes(axes) => axes.iter().map(|a| a.map_or(Index::default(), |a| at[a].clone())).collect(),
+            Place::Linear => unravel(&ravel(at, self.root_shape()), shape),
+        }
+    }
+
+    /// Evaluates the stored nodes `which` at the root's index `at`: position and value of each store.
+    fn evaluate(&mut self, which: &[usize], at: &[Index]) -> Vec<(usize, ExprId, ExprId)> {
+        which
+            .iter()
+            .map(|&i| {
+                let stored = &self.group.stored[i];
+                let own = self.stored_at(stored, at);
+                let value = self.e.eval(stored.node, &own);
+                let linear = ravel(&own, &self.graph.ty(stored.node).shape);
+                (self.targets[i], self.e.b.index(&linear), value)
+            })
+            .collect()
+    }
+
+    /// All values first, then all stores: a store may overwrite what another value reads.
+    fn store(&mut self, stores: &[(usize, ExprId, ExprId)]) {
+        for &(buffer, index, value) in stores {
+            self.e.b.store(buffer, index, value);
+        }
+    }
+}
+
+/// A grid of at least `groups` workgroups, and whether it has more.
+fn grid(groups: usize, profile: &DeviceProfile) -> ([u32; 3], bool) {
+    let limit = profile.max_workgroups.map(|l| l as usize);
+    let x = groups.clamp(1, limit[0]);
+    let y = groups.div_ceil(x).clamp(1, limit[1]);
+    let z = groups.div_ceil(x * y).max(1);
+    ([x as u32, y as u32, z as u32], x * y * z > groups)
+}
+
+/// The invocation's number in a grid that covers `count` of them; invocations past the end return.
+fn global_invocation(b: &mut Builder, count: usize, workgroup: usize, profile: &DeviceProfile) -> (Index, [u32; 3]) {
+    let (workgroups, _) = grid(count.div_ceil(workgroup), profile);
+    let i = b.builtin(Builtin::GlobalLinear { workgroups_x: workgroups[0], workgroups_y: workgroups[1] }, count.max(2));
+    let total = workgroups.iter().map(|&w| w as usize).product::<usize>() * workgroup;
+    if total > count {
+        return_past(b, &i, count);
+    }
+    (i, workgroups)
+}
+
+/// As [`global_invocation`], for workgroups of the usual size.
+pub fn flat_invocation(b: &mut Builder, count: usize, profile: &DeviceProfile) -> (Index, [u32; 3]) {
+    global_invocation(b, count, WORKGROUP, profile)
+}
+
+/// The workgroup's number in a grid that covers `count` of them; workgroups past the end return.
+fn workgroup_number(b: &mut Builder, count: usize, profile: &DeviceProfile) -> (Index, [u32; 3]) {
+    let (workgroups, surplus) = grid(count, profile);
+    let i = b.builtin(Builtin::GroupLinear { workgroups_x: workgroups[0], workgroups_y: workgroups[1] }, count);
+    if surplus {
+        return_past(b, &i, count);
+    }
+    (i, workgroups)
+}
+
+fn return_past(b: &mut Builder, i: &Index, count: usize) {
+    use meganeura_ir::CompareOp;
+    let (position, end) = (b.index(i), b.i32(count as i32));
+    let past = b.compare(CompareOp::Ge, position, end);
+    b.begin_if();
+    b.stmt(Stmt::Return);
+    b.end_if(past);
+}

@@ -1,0 +1,100 @@
+//! The map and row families.
+
+use crate::body::{Builder, Builtin};
+use crate::eval::Lanes;
+use crate::index::{Index, unravel};
+use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation, workgroup_number};
+use crate::profile::{DeviceKind, DeviceProfile};
+
+use meganeura_ir::{CompareOp, Op};
+
+/// One invocation per element of the root.
+pub fn map(kernel: &mut KernelEmitter, profile: &DeviceProfile) -> [u32; 3] {
+    let shape = kernel.root_shape();
+    let (i, workgroups) = global_invocation(&mut kernel.e.b, shape.iter().product(), WORKGROUP, profile);
+    let at = unravel(&i, shape);
+    let all: Vec<usize> = (0..kernel.group.stored.len()).collect();
+    let stores = kernel.evaluate(&all, &at);
+    kernel.store(&stores);
+    workgroups
+}
+
+/// Rows over the root's axes `rows`; returns the workgroup size and the grid.
+pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) -> (u32, [u32; 3]) {
+    let shape = kernel.root_shape();
+    let row_shape: Vec<usize> = rows.iter().map(|&a| shape[a]).collect();
+    let inner: Vec<usize> = (0..shape.len()).filter(|a| !rows.contains(a)).collect();
+    let inner_shape: Vec<usize> = inner.iter().map(|&a| shape[a]).collect();
+    let count: usize = row_shape.iter().product();
+    let lanes = lanes(kernel, count, inner_shape.iter().product(), profile);
+    let (per_row, per_element): (Vec<usize>, Vec<usize>) = (0..kernel.group.stored.len()).partition(|&i| {
+        let node = kernel.group.stored[i].node;
+        !inner.is_empty() && kernel.graph.ty(node).shape.numel() != kernel.graph.ty(kernel.group.root).shape.numel()
+            || inner.is_empty()
+    });
+    let at = |row: &[Index], element: &[Index]| {
+        let mut at = vec![Index::default(); shape.len()];
+        rows.iter().zip(row).chain(inner.iter().zip(element)).for_each(|(&axis, index)| at[axis] = index.clone());
+        at
+    };
+    if lanes == 1 {
+        let (i, workgroups) = global_invocation(&mut kernel.e.b, count, WORKGROUP, profile);
+        let row = unravel(&i, &row_shape);
+        let stores = kernel.evaluate(&per_row, &at(&row, &vec![Index::default(); inner.len()]));
+        kernel.store(&stores);
+        if !per_element.is_empty() {
+            let zero = kernel.e.b.i32(0);
+            let (tokens, element): (Vec<_>, Vec<_>) =
+                inner_shape.iter().map(|&extent| kernel.e.b.begin_for(zero, extent, 1)).unzip();
+            let stores = kernel.evaluate(&per_element, &at(&row, &element));
+            kernel.store(&stores);
+            tokens.into_iter().rev().for_each(|token| kernel.e.b.end_for(token));
+        }
+        return (WORKGROUP as u32, workgroups);
+    }
+    let (i, workgroups) = workgroup_number(&mut kernel.e.b, count, profile);
+    let local = kernel.e.b.builtin(Builtin::Local, lanes);
+    kernel.e.lanes = Some(Lanes { local: local.clone(), count: lanes });
+    let row = unravel(&i, &row_shape);
+    let stores = kernel.evaluate(&per_row, &at(&row, &vec![Index::default(); inner.len()]));
+    if !stores.is_empty() {
+        let first = is_first(&mut kernel.e.b, &local);
+        kernel.e.b.begin_if();
+        kernel.store(&stores);
+        kernel.e.b.end_if(first);
+    }
+    if !per_element.is_empty() {
+        let start = kernel.e.b.index(&local);
+        let (token, r) = kernel.e.b.begin_for(start, inner_shape.iter().product(), lanes);
+        let stores = kernel.evaluate(&per_element, &at(&row, &unravel(&r, &inner_shape)));
+        kernel.store(&stores);
+        kernel.e.b.end_for(token);
+    }
+    (lanes as u32, workgroups)
+}
+
+fn is_first(b: &mut Builder, local: &Index) -> crate::body::ExprId {
+    let (local, zero) = (b.index(local), b.i32(0));
+    b.compare(CompareOp::Eq, local, zero)
+}
+
+/// Invocations per row: one where rows abound or the device is a CPU, else enough to share the longest pass.
+fn lanes(kernel: &KernelEmitter, rows: usize, inner: usize, profile: &DeviceProfile) -> usize {
+    if profile.kind == DeviceKind::Software {
+        return 1;
+    }
+    let graph = kernel.graph;
+    let longest = kernel
+        .group
+        .nodes
+        .iter()
+        .filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. }))
+        .map(|&n| graph.ty(graph.node(n).operands[0]).shape.numel() / graph.ty(n).shape.numel())
+        .max()
+        .unwrap_or(1)
+        .max(inner);
+    if longest <= 32 || inner <= 1 && rows >= 1 << 14 && longest <= 1024 {
+        return 1;
+    }
+    longest.next_power_of_two().clamp(32, (profile.max_workgroup_invocations as usize).min(256))
+}

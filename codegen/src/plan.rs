@@ -1,0 +1,320 @@
+//! The memory and dispatch plan: where every tensor lies, and which dispatches must wait for others.
+
+use std::collections::{BTreeMap, HashMap};
+
+use meganeura_ir::{Graph, NodeId, Op, ParameterRole};
+
+use crate::fuse::{Group, in_memory};
+use crate::kernels::{Bound, Emitted};
+use crate::program::{ALIGNMENT, Access, Binding, ConstantData, Dispatch, Memory, ParameterBinding, Region, Space};
+use crate::{CompileError, DeviceProfile};
+
+/// Bump allocation into buffers of limited size.
+#[derive(Default)]
+struct Arena {
+    buffers: Vec<u64>,
+}
+
+impl Arena {
+    fn place(&mut self, space: Space, size: u64, limit: u64) -> Region {
+        let aligned = size.next_multiple_of(ALIGNMENT);
+        match self.buffers.last_mut() {
+            Some(end) if *end + aligned <= limit => {
+                let offset = *end;
+                *end += aligned;
+                Region { space, buffer: self.buffers.len() as u32 - 1, offset, size }
+            }
+            _ => {
+                self.buffers.push(aligned);
+                Region { space, buffer: self.buffers.len() as u32 - 1, offset: 0, size }
+            }
+        }
+    }
+}
+
+/// Allocation with reuse: free ranges of buffers of limited size, first fit.
+#[derive(Default)]
+struct Pool {
+    /// Per buffer: its size so far, and its free ranges by offset.
+    buffers: Vec<(u64, BTreeMap<u64, u64>)>,
+}
+
+impl Pool {
+    fn place(&mut self, size: u64, limit: u64) -> Region {
+        let aligned = size.next_multiple_of(ALIGNMENT);
+        let region = |buffer: usize, offset| Region { space: Space::Scratch, buffer: buffer as u32, offset, size };
+        // Best fit keeps large holes for large tensors.
+        let best = self
+            .buffers
+            .iter()
+            .enumerate()
+            .flat_map(|(b, (_, free))| free.iter().map(move |(&offset, &length)| (length, b, offset)))
+            .filter(|(length, ..)| *length >= aligned)
+            .min();
+        if let Some((length, b, offset)) = best {
+            let free = &mut self.buffers[b].1;
+            free.remove(&offset);
+            if length > aligned {
+                free.insert(offset + aligned, length - aligned);
+            }
+            return region(b, offset);
+        }
+        for (b, (end, free)) in self.buffers.iter_mut().enumerate() {
+            // A hole at the end grows.
+            let (offset, hole) = match free.last_key_value() {
+                Some((&o, &l)) if o + l == *end => (o, l),
+                _ => (*end, 0),
+            };
+            if offset + aligned <= limit {
+                if hole > 0 {
+                    free.remove(&offset);
+                }
+                *end = offset + aligned;
+                return region(b, offset);
+            }
+        }
+        self.buffers.push((aligned, BTreeMap::new()));
+        region(self.buffers.len() - 1, 0)
+    }
+
+    fn free(&mut self, region: Region) {
+        let free = &mut self.buffers[region.buffer as usize].1;
+        let (mut offset, mut length) = (region.offset, region.size.next_multiple_of(ALIGNMENT));
+        if let Some((&before, &l)) = free.range(..offset).next_back()
+            && before + l == offset
+        {
+            free.remove(&before);
+            (offset, length) = (before, length + l);
+        }
+        if let Some(l) = free.remove(&(offset + length)) {
+            length += l;
+        }
+        free.insert(offset, length);
+    }
+}
+
+/// Fixed places: everything but intermediate results.
+pub struct Layout {
+    pub memory: Memory,
+    pub inputs: Vec<Binding>,
+    pub outputs: Vec<Binding>,
+    pub parameters: Vec<ParameterBinding>,
+    pub constants: Vec<ConstantData>,
+    /// Where leaves and results lie.
+    pub home: HashMap<NodeId, Region>,
+    /// Results that overwrite a parameter in place, and the parameter's node.
+    pub in_place: BTreeMap<NodeId, NodeId>,
+    /// Values to copy after everything else.
+    pub copies: Vec<Copy>,
+}
+
+/// A value that must also be written to a second place.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    pub from: NodeId,
+    pub to: Region,
+}
+
+/// Places leaves, outputs and updates.
+pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Result<Layout, CompileError> {
+    let limit = profile.max_binding_bytes;
+    let size_of = |id: NodeId| graph.ty(id).device_bytes() as u64;
+    for id in graph.live() {
+        if size_of(id) > limit && in_memory(graph, id) {
+            return Err(CompileError::TensorTooLarge { ty: graph.ty(id).clone(), limit });
+        }
+    }
+    let mut home = HashMap::new();
+    let live: HashMap<&Op, NodeId> =
+        graph.live().into_iter().filter(|id| graph.node(*id).op.is_leaf()).map(|id| (&graph.node(id).op, id)).collect();
+
+    let (mut weights, mut state, mut inputs_arena) = (Arena::default(), Arena::default(), Arena::default());
+    let mut parameters = Vec::new();
+    for (i, info) in graph.parameters().iter().enumerate() {
+        let id = meganeura_ir::ParameterId(i as u32);
+        let bytes = info.ty.device_bytes() as u64;
+        if bytes > limit {
+            return Err(CompileError::TensorTooLarge { ty: info.ty.clone(), limit });
+        }
+        let (arena, space) = match info.role {
+            ParameterRole::Optimizer => (&mut state, Space::Optimizer),
+            ParameterRole::Weight | ParameterRole::Statistic => (&mut weights, Space::Parameters),
+        };
+        let region = (bytes > 0).then(|| arena.place(space, bytes, limit));
+        if let (Some(region), Some(&node)) = (region, live.get(&Op::Parameter(id))) {
+            home.insert(node, region);
+        }
+        let updated = graph.updates().iter().any(|u| u.parameter == id);
+        parameters.push(ParameterBinding { id, name: info.name.clone(), ty: info.ty.clone(), region, updated });
+    }
+    let mut inputs = Vec::new();
+    for (i, info) in graph.inputs().iter().enumerate() {
+        let node = live.get(&Op::Input(meganeura_ir::InputId(i as u32)));
+        let bytes = info.ty.device_bytes() as u64;
+        let region = (bytes > 0 && node.is_some()).then(|| inputs_arena.place(Space::Inputs, bytes, limit));
+        if let (Some(region), Some(&node)) = (region, node) {
+            home.insert(node, region);
+        }
+        inputs.push(Binding { name: info.name.clone(), ty: info.ty.clone(), region });
+    }
+    let mut constants_arena = Arena::default();
+    let mut constants = Vec::new();
+    let read: std::collections::BTreeSet<NodeId> =
+        groups.iter().flat_map(|g| g.reads.iter().copied()).chain(graph.roots()).collect();
+    for id in read {
+        if let Op::Constant(value) = &graph.node(id).op
+            && size_of(id) > 0
+        {
+            let region = constants_arena.place(Space::Constants, size_of(id), limit);
+            home.insert(id, region);
+            constants.push(ConstantData { region, words: words(value) });
+        }
+    }
+    let mut outputs_arena = Arena::default();
+    let mut outputs = Vec::new();
+    let mut copies = Vec::new();
+    for o in graph.outputs() {
+        let bytes = size_of(o.node);
+        let region = (bytes > 0).then(|| outputs_arena.place(Space::Outputs, bytes, limit));
+        if let Some(region) = region {
+            if home.contains_key(&o.node) || matches!(graph.node(o.node).op, Op::Iota { .. }) {
+                copies.push(Copy { from: o.node, to: region });
+            } else {
+                home.insert(o.node, region);
+            }
+        }
+        outputs.push(Binding { name: o.name.clone(), ty: graph.ty(o.node).clone(), region });
+    }
+    let mut in_place = BTreeMap::new();
+    for u in graph.updates() {
+        let Some(region) = parameters[u.parameter.0 as usize].region else { continue };
+        let parameter = live.get(&Op::Parameter(u.parameter)).copied();
+        let writer = groups.iter().position(|g| g.stored.iter().any(|s| s.node == u.node));
+        let safe = writer.is_some_and(|w| {
+            parameter.is_none_or(|p| {
+                let read_later = groups[w + 1..].iter().any(|g| g.reads.contains(&p));
+                let is_output = graph.outputs().iter().any(|o| o.node == p);
+                let elementwise = !groups[w].reads.contains(&p) || overwrites(graph, &groups[w], u.node, p);
+                !read_later && !is_output && elementwise
+            })
+        });
+        if safe && !home.contains_key(&u.node) {
+            home.insert(u.node, region);
+            if let Some(parameter) = parameter {
+                in_place.insert(u.node, parameter);
+            }
+        } else {
+            // A copy would read what another update has already replaced.
+            if let Op::Parameter(source) = graph.node(u.node).op
+                && source != u.parameter
+                && graph.updates().iter().any(|other| other.parameter == source)
+            {
+                return Err(CompileError::UpdateFromUpdated { name: graph.parameters()[source.0 as usize].name.clone() });
+            }
+            copies.push(Copy { from: u.node, to: region });
+        }
+    }
+    let memory = Memory {
+        parameters: weights.buffers,
+        optimizer: state.buffers,
+        inputs: inputs_arena.buffers,
+        outputs: outputs_arena.buffers,
+        constants: constants_arena.buffers,
+        scratch: Vec::new(),
+    };
+    Ok(Layout { memory, inputs, outputs, parameters, constants, home, in_place, copies })
+}
+
+/// Whether the group reads `parameter` only at the element of `node` that it is about to write.
+fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> bool {
+    let same_size = graph.ty(node).shape.numel() == graph.ty(group.root).shape.numel();
+    let stored_in_order = group.stored.iter().any(|s| {
+        s.node == node
+            && match &s.place {
+                crate::fuse::Place::Linear => true,
+                crate::fuse::Place::Axes(axes) => axes.iter().flatten().is_sorted(),
+            }
+    });
+    same_size && stored_in_order && group.elementwise.contains(&parameter)
+}
+
+/// Elements in device form: one word each. 64-bit integers saturate to 32 bits.
+fn words(value: &meganeura_ir::Tensor) -> Vec<u32> {
+    let literals = |values: Vec<i64>, f: fn(i64) -> u32| values.into_iter().map(f).collect();
+    match value.dtype().device() {
+        meganeura_ir::DeviceType::F32 => value.to_f32_vec().into_iter().map(f32::to_bits).collect(),
+        meganeura_ir::DeviceType::I32 => {
+            literals(value.to_i64_vec(), |v| v.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32)
+        }
+        meganeura_ir::DeviceType::U32 => literals(value.to_i64_vec(), |v| v.clamp(0, i64::from(u32::MAX)) as u32),
+        meganeura_ir::DeviceType::Bool => literals(value.to_i64_vec(), |v| u32::from(v != 0)),
+    }
+}
+
+/// Places intermediate results, with reuse, and binds every kernel's buffers. `emitted` is in execution order.
+pub fn bind(graph: &Graph, emitted: &[Emitted], layout: &mut Layout, profile: &DeviceProfile) -> Vec<Vec<Region>> {
+    let mut last_read: HashMap<NodeId, usize> = HashMap::new();
+    for (step, kernel) in emitted.iter().enumerate() {
+        for bound in &kernel.bound {
+            if let Bound::Read(node) = bound {
+                last_read.insert(*node, step);
+            }
+        }
+    }
+    // Copies run after everything else.
+    for copy in &layout.copies {
+        last_read.insert(copy.from, usize::MAX);
+    }
+    let mut pool = Pool::default();
+    let mut regions = Vec::new();
+    for (step, kernel) in emitted.iter().enumerate() {
+        for bound in &kernel.bound {
+            if let Bound::Write(node) = bound
+                && !layout.home.contains_key(node)
+            {
+                let region = pool.place(graph.ty(*node).device_bytes() as u64, profile.max_binding_bytes);
+                layout.home.insert(*node, region);
+            }
+        }
+        regions.push(
+            kernel
+                .bound
+                .iter()
+                .map(|bound| match bound {
+                    Bound::Read(node) | Bound::Write(node) | Bound::InPlace { node, .. } => layout.home[node],
+                })
+                .collect(),
+        );
+        for bound in &kernel.bound {
+            let (Bound::Read(node) | Bound::Write(node) | Bound::InPlace { node, .. }) = bound;
+            let region = layout.home[node];
+            if region.space == Space::Scratch && last_read.get(node).is_none_or(|&last| last == step) {
+                pool.free(region);
+            }
+        }
+    }
+    layout.memory.scratch = pool.buffers.iter().map(|(size, _)| *size).collect();
+    regions
+}
+
+/// Sets `barrier` exactly where a dispatch reads what an earlier one wrote, or writes what an earlier one read or wrote, since the last barrier.
+pub fn place_barriers(dispatches: &mut [Dispatch], access: impl Fn(usize) -> Vec<Access>) {
+    let (mut reads, mut writes): (Vec<Region>, Vec<Region>) = Default::default();
+    for d in dispatches {
+        let modes = access(d.kernel);
+        let own: Vec<(Region, Access)> = d.regions.iter().copied().zip(modes).collect();
+        let hit = |set: &[Region], r: &Region| set.iter().any(|s| s.overlaps(r));
+        d.barrier = own.iter().any(|(r, mode)| hit(&writes, r) || *mode == Access::ReadWrite && hit(&reads, r));
+        if d.barrier {
+            reads.clear();
+            writes.clear();
+        }
+        for (r, mode) in own {
+            match mode {
+                Access::Read => reads.push(r),
+                Access::ReadWrite => writes.push(r),
+            }
+        }
+    }
+}
+

@@ -1,0 +1,288 @@
+//! What fuses, what is planned, and the text of one kernel per family.
+
+use meganeura_codegen::program::{Access, Region, Space};
+use meganeura_codegen::{CompileError, CompileOptions, DeviceProfile, Program, compile};
+use meganeura_ir::{
+    BinaryOp, Composite, ConvDims, DType, DotDims, Graph, GraphError, NodeId, Op, ParameterId, ParameterInfo, ParameterRole,
+    Real, ReduceOp, TensorType, UnaryOp,
+};
+
+fn f32s(shape: &[usize]) -> TensorType {
+    TensorType::new(DType::F32, shape)
+}
+
+fn built(build: impl FnOnce(&mut Graph) -> Result<(), GraphError>) -> Graph {
+    let mut g = Graph::new();
+    build(&mut g).expect("the graph is well typed");
+    g
+}
+
+fn compiled(graph: &Graph, profile: &DeviceProfile) -> Program {
+    let verified = graph.clone().verify().expect("the graph is valid");
+    let program = compile(&verified, profile, &CompileOptions { saturate: None }).expect("the graph compiles").program;
+    check(&program, profile);
+    program
+}
+
+/// Invariants of every program: limits, alignment, no aliasing with a write, and barriers between all conflicting dispatches.
+fn check(program: &Program, profile: &DeviceProfile) {
+    let mut since_barrier: Vec<(Region, Access)> = Vec::new();
+    for d in &program.dispatches {
+        let kernel = &program.kernels[d.kernel];
+        assert_eq!(d.regions.len(), kernel.access.len());
+        assert!(d.regions.len() <= profile.max_storage_bindings as usize);
+        let own: Vec<(Region, Access)> = d.regions.iter().copied().zip(kernel.access.iter().copied()).collect();
+        for (i, (r, mode)) in own.iter().enumerate() {
+            assert_eq!(r.offset % meganeura_codegen::program::ALIGNMENT, 0);
+            assert!(r.offset + r.size <= program.memory.space(r.space)[r.buffer as usize], "{r:?} is inside its buffer");
+            for (other, other_mode) in &own[..i] {
+                let written = *mode == Access::ReadWrite || *other_mode == Access::ReadWrite;
+                assert!(!(written && r.overlaps(other)), "two bindings of one kernel alias a write");
+            }
+        }
+        if d.barrier {
+            since_barrier.clear();
+        }
+        for (r, mode) in &own {
+            for (other, other_mode) in &since_barrier {
+                let written = *mode == Access::ReadWrite || *other_mode == Access::ReadWrite;
+                assert!(!(written && r.overlaps(other)), "a hazard without a barrier");
+            }
+        }
+        since_barrier.extend(own);
+    }
+}
+
+fn parameter(g: &mut Graph, name: &str, shape: &[usize]) -> Result<NodeId, GraphError> {
+    g.parameter(ParameterInfo { name: name.into(), ty: f32s(shape), stored: DType::F32, role: ParameterRole::Weight })
+}
+
+fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
+    let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() };
+    g.push(Op::Dot(dims), &[a, b])
+}
+
+fn linear_relu() -> Graph {
+    built(|g| {
+        let x = g.input("x", f32s(&[7, 33]))?;
+        let w = parameter(g, "w", &[33, 10])?;
+        let bias = parameter(g, "bias", &[10])?;
+        let y = matmul(g, x, w)?;
+        let bias = g.broadcast_to(bias, &[7, 10].into())?;
+        let y = g.add(y, bias)?;
+        let y = g.push(Op::Composite(Composite::Relu), &[y])?;
+        g.output("y", y)
+    })
+}
+
+fn softmax() -> Graph {
+    built(|g| {
+        let x = g.input("x", f32s(&[5, 257]))?;
+        let y = g.push(Op::Composite(Composite::Softmax { axis: 1 }), &[x])?;
+        g.output("y", y)
+    })
+}
+
+fn gelu() -> Graph {
+    built(|g| {
+        let x = g.input("x", f32s(&[3, 4, 5]))?;
+        let t = g.transpose(x, &[2, 0, 1])?;
+        let y = g.push(Op::Composite(Composite::Gelu), &[t])?;
+        let y = g.reshape(y, [5, 12])?;
+        g.output("y", y)
+    })
+}
+
+#[test]
+fn bias_and_activation_ride_on_the_contraction() {
+    for profile in [DeviceProfile::software(), DeviceProfile::generic()] {
+        assert_eq!(compiled(&linear_relu(), &profile).dispatches.len(), 1);
+    }
+}
+
+#[test]
+fn softmax_is_one_row_kernel() {
+    for profile in [DeviceProfile::software(), DeviceProfile::generic()] {
+        assert_eq!(compiled(&softmax(), &profile).dispatches.len(), 1);
+    }
+}
+
+#[test]
+fn normalization_with_scale_is_one_row_kernel() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[7, 96]))?;
+        let scale = parameter(g, "scale", &[96])?;
+        let y = g.push(Op::Composite(Composite::Normalize { axes: vec![1], epsilon: Real(1e-5) }), &[x])?;
+        let scale = g.broadcast_to(scale, &[7, 96].into())?;
+        let y = g.mul(y, scale)?;
+        g.output("y", y)
+    });
+    assert_eq!(compiled(&g, &DeviceProfile::generic()).dispatches.len(), 1);
+}
+
+#[test]
+fn chains_of_pointwise_and_movement_are_one_map() {
+    assert_eq!(compiled(&gelu(), &DeviceProfile::generic()).dispatches.len(), 1);
+}
+
+#[test]
+fn a_convolution_takes_its_padding_bias_and_activation_along() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[2, 3, 9, 7]))?;
+        let w = parameter(g, "w", &[4, 3, 3, 3])?;
+        let b = parameter(g, "b", &[4])?;
+        let dims = ConvDims {
+            stride: vec![2, 1],
+            pads: vec![(1, 0), (0, 2)],
+            input_dilation: vec![1, 1],
+            kernel_dilation: vec![1, 1],
+            groups: 1,
+        };
+        let y = g.push(Op::Conv(dims), &[x, w])?;
+        let shape = g.ty(y).shape.clone();
+        let b = g.broadcast_without(b, &shape, &[0, 2, 3])?;
+        let y = g.add(y, b)?;
+        let y = g.unary(UnaryOp::Sigmoid, y)?;
+        g.output("y", y)
+    });
+    assert_eq!(compiled(&g, &DeviceProfile::software()).dispatches.len(), 1);
+}
+
+/// `w -= 0.1 * g; m = 0.9 m + g` with a gradient that comes from a contraction.
+fn momentum_step() -> Graph {
+    built(|g| {
+        let x = g.input("x", f32s(&[7, 33]))?;
+        let dy = g.input("dy", f32s(&[7, 10]))?;
+        let w = parameter(g, "w", &[33, 10])?;
+        let info = ParameterInfo { name: "m".into(), ty: f32s(&[33, 10]), stored: DType::F32, role: ParameterRole::Optimizer };
+        let m = g.parameter(info)?;
+        let dims = DotDims { lhs_contract: vec![0], rhs_contract: vec![0], ..DotDims::default() };
+        let gradient = g.push(Op::Dot(dims), &[x, dy])?;
+        let m = g.scale(m, 0.9)?;
+        let m = g.add(m, gradient)?;
+        let step = g.scale(m, 0.1)?;
+        let new = g.sub(w, step)?;
+        g.update(ParameterId(0), new)?;
+        g.update(ParameterId(1), m)
+    })
+}
+
+#[test]
+fn an_optimiser_step_overwrites_its_parameters_in_place() {
+    let program = compiled(&momentum_step(), &DeviceProfile::generic());
+    assert_eq!(program.dispatches.len(), 1, "the update is the epilogue of the gradient");
+    assert!(program.memory.scratch.is_empty());
+    let written: Vec<Space> = program.dispatches[0]
+        .regions
+        .iter()
+        .zip(&program.kernels[0].access)
+        .filter(|(_, a)| **a == Access::ReadWrite)
+        .map(|(r, _)| r.space)
+        .collect();
+    assert_eq!(written.len(), 2);
+    assert!(written.contains(&Space::Parameters) && written.contains(&Space::Optimizer));
+}
+
+#[test]
+fn an_update_waits_for_other_readers_of_the_old_value() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[33, 33]))?;
+        let w = parameter(g, "w", &[33, 33])?;
+        let new = matmul(g, x, w)?;
+        let new = g.add(new, w)?;
+        let y = matmul(g, w, x)?;
+        g.output("y", y)?;
+        g.update(ParameterId(0), new)
+    });
+    let program = compiled(&g, &DeviceProfile::generic());
+    let w = program.parameters[0].region.expect("w is not empty");
+    let last = program.dispatches.last().expect("dispatches");
+    assert!(last.regions.contains(&w), "the parameter is replaced last");
+    for d in &program.dispatches[..program.dispatches.len() - 1] {
+        for (r, access) in d.regions.iter().zip(&program.kernels[d.kernel].access) {
+            assert!(*access == Access::Read || *r != w);
+        }
+    }
+}
+
+#[test]
+fn equal_layers_share_their_kernels() {
+    let g = built(|g| {
+        let mut x = g.input("x", f32s(&[7, 32]))?;
+        for layer in 0..6 {
+            let w = parameter(g, &format!("w{layer}"), &[32, 32])?;
+            x = matmul(g, x, w)?;
+            x = g.unary(UnaryOp::Tanh, x)?;
+        }
+        g.output("y", x)
+    });
+    let program = compiled(&g, &DeviceProfile::generic());
+    assert_eq!((program.kernels.len(), program.dispatches.len()), (1, 6));
+    let scratch: u64 = program.memory.scratch.iter().sum();
+    assert_eq!(scratch, 2 * 1024, "two intermediate results of 896 bytes take turns");
+}
+
+#[test]
+fn a_kernel_never_exceeds_the_binding_limit() {
+    let g = built(|g| {
+        let mut sum = g.input("x0", f32s(&[33]))?;
+        let mut parts = vec![sum];
+        for i in 1..30 {
+            let x = g.input(format!("x{i}"), f32s(&[33]))?;
+            parts.push(x);
+            sum = g.add(sum, x)?;
+        }
+        let joined = g.push(Op::Concat { axis: 0 }, &parts)?;
+        g.output("sum", sum)?;
+        g.output("joined", joined)
+    });
+    for bindings in [4, 8] {
+        compiled(&g, &DeviceProfile { max_storage_bindings: bindings, ..DeviceProfile::generic() });
+    }
+}
+
+#[test]
+fn tensors_spread_over_buffers_of_the_bindable_size() {
+    let g = built(|g| {
+        let a = parameter(g, "a", &[40])?;
+        let b = parameter(g, "b", &[40])?;
+        let y = g.add(a, b)?;
+        g.output("y", y)
+    });
+    let small = DeviceProfile { max_binding_bytes: 256, ..DeviceProfile::generic() };
+    assert_eq!(compiled(&g, &small).memory.parameters, vec![256, 256]);
+    let tiny = DeviceProfile { max_binding_bytes: 128, ..DeviceProfile::generic() };
+    let error = compile(&g.verify().expect("valid"), &tiny, &CompileOptions { saturate: None }).expect_err("too large");
+    assert!(matches!(error, CompileError::TensorTooLarge { .. }), "{error}");
+}
+
+#[test]
+fn a_scalar_statistic_does_not_serialise_the_tensor_that_uses_it() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[64, 1024]))?;
+        let norm = g.mul(x, x)?;
+        let norm = g.reduce(ReduceOp::Sum, norm, &[0, 1])?;
+        let norm = g.broadcast_to(norm, &[64, 1024].into())?;
+        let y = g.binary(BinaryOp::Div, x, norm)?;
+        g.output("y", y)
+    });
+    let program = compiled(&g, &DeviceProfile::generic());
+    assert_eq!(program.dispatches.len(), 2);
+    assert_eq!(program.dispatches[1].workgroups[0], 1024);
+}
+
+#[test]
+fn each_family_prints_readable_wgsl() {
+    let kernel = |g: &Graph, profile: &DeviceProfile| compiled(g, profile).kernels.remove(0).wgsl;
+    insta::assert_snapshot!("map", kernel(&gelu(), &DeviceProfile::generic()));
+    insta::assert_snapshot!("row_serial", kernel(&softmax(), &DeviceProfile::software()));
+    insta::assert_snapshot!("row_lanes", kernel(&softmax(), &DeviceProfile::generic()));
+    insta::assert_snapshot!("contract_direct", kernel(&linear_relu(), &DeviceProfile::software()));
+    let tiled = built(|g| {
+        let x = g.input("x", f32s(&[100, 64]))?;
+        let w = parameter(g, "w", &[64, 72])?;
+        let y = matmul(g, x, w)?;
+        g.output("y", y)
+    });
+    insta::assert_snapshot!("contract_tiled", kernel(&tiled, &DeviceProfile::generic()));
+}

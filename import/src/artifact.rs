@@ -1,0 +1,198 @@
+//! The imported artifact: a safetensors file that holds the weights under their names in the model, in their dtypes, and the model
+//! itself, without weights, in the file's metadata. Every reader of safetensors finds the weights; [`Model::open`] finds the model.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::ops::Range;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use flate2::Compression;
+use flate2::read::ZlibDecoder;
+use flate2::write::ZlibEncoder;
+use meganeura_ir::{DType, Tensor, TensorType};
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value, json};
+
+use crate::error::{ArtifactError, ImportError};
+use crate::model::{Model, ModelParameter};
+use crate::specialize::Bindings;
+use crate::tensor::{TensorError, from_raw};
+use crate::write::{ParameterData, WeightSource, rewritten, stored_type, write_weight};
+
+/// Version of the metadata below.
+const FORMAT: &str = "1";
+/// What the safetensors library accepts as a header.
+const MAX_HEADER: usize = 100_000_000;
+/// Bytes of a decompressed model structure: a bound on what a small file can claim.
+const MAX_STRUCTURE: u64 = 1 << 30;
+/// The header's entry that is no tensor.
+const METADATA: &str = "__metadata__";
+
+mod key {
+    pub const FORMAT: &str = "meganeura.format";
+    /// The serialised `ModelProto` without the data of parameters: zlib, then base64.
+    pub const STRUCTURE: &str = "meganeura.structure";
+    /// The outputs that the import kept, as a JSON list; absent if all.
+    pub const OUTPUTS: &str = "meganeura.outputs";
+    /// Default sizes, as JSON.
+    pub const BINDINGS: &str = "meganeura.bindings";
+    /// The file that was imported.
+    pub const SOURCE: &str = "meganeura.source";
+    /// The program that exported it.
+    pub const PRODUCER: &str = "meganeura.producer";
+}
+
+/// Float dtypes, which alone can be parameters, and their names in safetensors.
+const DTYPES: [(DType, Dtype, &str); 4] = [
+    (DType::F32, Dtype::F32, "F32"),
+    (DType::F16, Dtype::F16, "F16"),
+    (DType::BF16, Dtype::BF16, "BF16"),
+    (DType::F64, Dtype::F64, "F64"),
+];
+
+/// An opened artifact: the mapped file, and where each weight lies.
+#[derive(Debug)]
+pub(crate) struct Artifact {
+    map: Mmap,
+    weights: HashMap<String, (TensorType, Range<usize>)>,
+    pub outputs: Option<Vec<String>>,
+    pub bindings: Bindings,
+    pub source: Option<String>,
+}
+
+/// Whether the bytes begin as a safetensors file does: the length of a JSON object, then the object. No `ModelProto` begins so.
+pub(crate) fn is_safetensors(bytes: &[u8]) -> bool {
+    let Some((length, header)) = bytes.split_first_chunk::<8>() else { return false };
+    header.first() == Some(&b'{') && u64::from_le_bytes(*length) <= header.len() as u64
+}
+
+impl Artifact {
+    /// Opens a mapped artifact. Also returns the structure: a serialised `ModelProto`.
+    pub fn open(map: Mmap) -> Result<(Artifact, Vec<u8>), ArtifactError> {
+        let (header, metadata) = SafeTensors::read_metadata(&map)?;
+        let empty = HashMap::new();
+        let entries = metadata.metadata().as_ref().unwrap_or(&empty);
+        let encoded = entries.get(key::STRUCTURE).ok_or(ArtifactError::NoStructure)?;
+        match entries.get(key::FORMAT).map(String::as_str) {
+            Some(FORMAT) => {}
+            found => return Err(ArtifactError::Format { found: found.unwrap_or("unknown").to_owned(), expected: FORMAT }),
+        }
+        let structure = decompress(encoded)?;
+        let parse = |key: &str| entries.get(key).map(String::as_str);
+        let json = |e: serde_json::Error| ArtifactError::Structure(e.to_string());
+        let outputs = parse(key::OUTPUTS).map(serde_json::from_str).transpose().map_err(json)?;
+        let bindings = parse(key::BINDINGS).map(serde_json::from_str).transpose().map_err(json)?.unwrap_or_default();
+        let source = parse(key::SOURCE).map(str::to_owned);
+
+        // `read_metadata` has checked that the tensors fill the file without gaps.
+        let data = 8 + header;
+        let mut weights = HashMap::new();
+        for (name, info) in metadata.tensors() {
+            let Some((dtype, ..)) = DTYPES.iter().find(|(_, d, _)| *d == info.dtype) else { continue };
+            let range = data + info.data_offsets.0..data + info.data_offsets.1;
+            weights.insert(name, (TensorType::new(*dtype, info.shape.as_slice()), range));
+        }
+        Ok((Artifact { map, weights, outputs, bindings, source }, structure))
+    }
+
+    /// The stored value of a parameter.
+    pub fn read(&self, name: &str, parameter: &ModelParameter) -> Result<Tensor, TensorError> {
+        let (ty, range) = self.weights.get(name).ok_or(TensorError::NotInArtifact)?;
+        let expected = stored_type(parameter);
+        let bytes = self.map.get(range.clone()).ok_or(TensorError::OutOfFile)?;
+        if *ty != expected {
+            return Err(TensorError::Type { found: ty.clone(), expected });
+        }
+        from_raw(expected, bytes)
+    }
+}
+
+fn decompress(encoded: &str) -> Result<Vec<u8>, ArtifactError> {
+    let damaged = |e: &dyn std::fmt::Display| ArtifactError::Structure(e.to_string());
+    let compressed = BASE64.decode(encoded).map_err(|e| damaged(&e))?;
+    let mut structure = Vec::new();
+    let mut decoder = ZlibDecoder::new(compressed.as_slice()).take(MAX_STRUCTURE + 1);
+    decoder.read_to_end(&mut structure).map_err(|e| damaged(&e))?;
+    if structure.len() as u64 > MAX_STRUCTURE {
+        return Err(damaged(&"it is larger than a model can be"));
+    }
+    Ok(structure)
+}
+
+/// Base64 of the zlib stream of the model without weights.
+fn compressed_structure(model: &Model) -> Result<String, ImportError> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    let absent = |name: &str, _: u64, _: &mut ZlibEncoder<Vec<u8>>| Err(ImportError::UnknownParameter(name.to_owned()));
+    rewritten(model, ParameterData::Absent)?.write(&mut encoder, &model.skeleton, absent)?;
+    Ok(BASE64.encode(encoder.finish().map_err(ArtifactError::Write)?))
+}
+
+impl From<io::Error> for ImportError {
+    fn from(source: io::Error) -> Self {
+        ArtifactError::Write(source).into()
+    }
+}
+
+/// Writes the artifact of `model` with the weights that `weights` supplies, one at a time, as they are written.
+///
+/// Tensors are written in the order of [`Model::parameters`], 8-byte aligned at the start of the data; the same model and weights give the same bytes.
+///
+/// # Errors
+/// [`ArtifactError::HeaderTooLarge`] or [`ArtifactError::ReservedName`] before anything is written;
+/// [`ArtifactError::WeightType`] if a supplied weight does not have the type of the parameter; errors of `weights` and of `out`.
+pub fn write_artifact(out: &mut dyn Write, model: &Model, weights: &WeightSource) -> Result<(), ImportError> {
+    let header = header(model)?;
+    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(ArtifactError::Write)?;
+    out.write_all(&header).map_err(ArtifactError::Write)?;
+    for parameter in by_alignment(model) {
+        write_weight(parameter, weights, out)?;
+    }
+    Ok(())
+}
+
+/// Parameters with wide elements first, so that every tensor is aligned to its element.
+fn by_alignment(model: &Model) -> Vec<&ModelParameter> {
+    let mut parameters: Vec<&ModelParameter> = model.parameters().iter().collect();
+    parameters.sort_by_key(|p| std::cmp::Reverse(p.stored.size()));
+    parameters
+}
+
+fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
+    let mut metadata = Map::new();
+    let mut set = |key: &str, value: String| metadata.insert(key.to_owned(), Value::String(value));
+    set("format", "pt".to_owned());
+    set(key::FORMAT, FORMAT.to_owned());
+    set(key::STRUCTURE, compressed_structure(model)?);
+    set(key::PRODUCER, model.producer().to_owned());
+    if let Some(source) = model.source() {
+        set(key::SOURCE, source.to_owned());
+    }
+    if let Some(outputs) = model.kept_outputs() {
+        set(key::OUTPUTS, json!(outputs).to_string());
+    }
+    if *model.bindings() != Bindings::default() {
+        set(key::BINDINGS, json!(model.bindings()).to_string());
+    }
+
+    let mut entries = Map::new();
+    entries.insert(METADATA.to_owned(), Value::Object(metadata));
+    let mut offset = 0;
+    for parameter in by_alignment(model) {
+        if parameter.name == METADATA {
+            return Err(ArtifactError::ReservedName(parameter.name.clone()).into());
+        }
+        let dtype = DTYPES.iter().find(|(d, ..)| *d == parameter.stored).map_or("F32", |(.., name)| name);
+        let end = offset + stored_type(parameter).bytes();
+        let entry = json!({ "dtype": dtype, "shape": parameter.shape.to_vec(), "data_offsets": [offset, end] });
+        entries.insert(parameter.name.clone(), entry);
+        offset = end;
+    }
+    let mut header = serde_json::to_vec(&entries).map_err(|e| ArtifactError::Structure(e.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() > MAX_HEADER {
+        return Err(ArtifactError::HeaderTooLarge { found: header.len(), limit: MAX_HEADER }.into());
+    }
+    Ok(header)
+}

@@ -1,0 +1,279 @@
+//! Errors and warnings of the import.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use meganeura_ir::{DType, GraphError, TensorType};
+
+use crate::tensor::TensorError;
+use crate::wire::WireError;
+
+/// Why a model cannot be imported, specialised, or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("the file is empty")]
+    Empty,
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("the file is no ONNX model: {0}")]
+    Decode(#[from] prost::DecodeError),
+    #[error("the model has no graph: the file is truncated or no ONNX model")]
+    NoGraph,
+    #[error("ONNX IR version {0} is not supported: 3 and newer are")]
+    IrVersion(i64),
+    #[error("the model imports no version of the standard ONNX operators: the file is truncated or no ONNX model")]
+    NoOpset,
+    #[error("opset {0} is not supported: 7 and newer are. Convert the model with onnx.version_converter, or export it again")]
+    Opset(i64),
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+    #[error("the model has no output {name:?}; its outputs are {}", list(.known))]
+    UnknownOutput { name: String, known: Vec<String> },
+    #[error("{} not supported:{}", counted(.0.len(), "operator is", "operators are"), lines(.0))]
+    UnsupportedOps(Vec<UnsupportedOp>),
+    #[error("tensor {name:?}: {source}")]
+    Tensor { name: String, source: TensorError },
+    #[error("input {name:?} is {found}: only tensors of numbers and booleans can be inputs")]
+    InputType { name: String, found: String },
+    #[error("the model has no parameter {0:?}")]
+    UnknownParameter(String),
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+    #[error("node {node}: {source}")]
+    Node { node: NodeName, source: OpError },
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error("a constant that output {output:?} needs holds {value}, outside the 32-bit range of {dtype} on devices")]
+    IntegerRange { output: String, value: i64, dtype: DType },
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+}
+
+impl From<OpError> for ImportError {
+    fn from(source: OpError) -> Self {
+        ImportError::Node { node: NodeName::default(), source }
+    }
+}
+
+/// A graph that breaks a rule of the ONNX standard.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StructureError {
+    #[error("the value {name:?} is defined twice: the second time by {by}")]
+    Duplicate { name: String, by: String },
+    #[error("{user} reads {name:?}, which only a later node defines: the nodes are not in topological order")]
+    Order { name: String, user: String },
+    #[error("{user} reads {name:?}, which nothing defines")]
+    Undefined { name: String, user: String },
+    #[error("an initializer has no name")]
+    UnnamedInitializer,
+    #[error("a graph input has no name")]
+    UnnamedInput,
+}
+
+/// An operator that the import has no rule for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsupportedOp {
+    /// Empty for the standard operators.
+    pub domain: String,
+    pub op: String,
+    /// Version of the operator set that the model imports; `None` where it imports none of that domain.
+    pub opset: Option<i64>,
+    /// The first node that uses it: its name, or what it computes.
+    pub node: String,
+    /// Nodes that use it.
+    pub count: usize,
+}
+
+impl fmt::Display for UnsupportedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", qualified(&self.domain, &self.op))?;
+        match self.opset {
+            Some(opset) => write!(f, " (opset {opset})")?,
+            None => write!(f, " (its domain is not imported)")?,
+        }
+        write!(f, ", {}, first {}", counted(self.count, "node", "nodes"), self.node)
+    }
+}
+
+/// Sizes that do not fit the model's inputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindingError {
+    #[error("sizes are missing: {}. Give each as --dim NAME=N, or the shape of the input", list(.0))]
+    Missing(Vec<MissingDim>),
+    #[error("the shape of input {input:?} is not in the file: give it")]
+    MissingShape { input: String },
+    #[error("the model has no symbolic size {name:?}; it has {}", list(.known))]
+    UnknownDim { name: String, known: Vec<String> },
+    #[error("the model has no input {name:?}; its inputs are {}", list(.known))]
+    UnknownInput { name: String, known: Vec<String> },
+    #[error("input {input:?} has rank {expected}, the given shape {found:?} has not")]
+    Rank { input: String, expected: usize, found: Vec<usize> },
+    #[error("size {name:?} is bound to {first} and to {second}")]
+    Contradiction { name: String, first: usize, second: usize },
+}
+
+/// A symbolic size without a value, and where it occurs first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingDim {
+    pub name: String,
+    pub input: String,
+    pub axis: usize,
+}
+
+impl fmt::Display for MissingDim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (axis {} of input {})", self.name, self.axis, self.input)
+    }
+}
+
+/// The node at which a specialisation failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeName {
+    pub name: String,
+    /// Operator with its domain, e.g. `Conv` or `com.microsoft::FusedMatMul`.
+    pub op: String,
+    pub opset: i64,
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, opset {})", self.name, self.op, self.opset)
+    }
+}
+
+/// Why one node cannot be expressed in the graph.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error("it has {found} inputs, {expected} are allowed")]
+    InputCount { found: usize, expected: String },
+    #[error("input {0} is missing")]
+    MissingInput(usize),
+    #[error("attribute {0:?} is missing")]
+    MissingAttribute(&'static str),
+    #[error("attribute {name:?} is no {expected}")]
+    AttributeType { name: String, expected: &'static str },
+    #[error("attribute {name} = {value} is not allowed: {reason}")]
+    Attribute { name: &'static str, value: String, reason: &'static str },
+    #[error("input {index} must be known when the graph is built, but it depends on what the model is run on")]
+    NotStatic { index: usize },
+    #[error("axis {axis} of a tensor of rank {rank}")]
+    Axis { axis: i64, rank: usize },
+    #[error("axis {0} is given twice")]
+    RepeatedAxis(usize),
+    #[error("{a} and {b} do not broadcast")]
+    Broadcast { a: TensorType, b: TensorType },
+    #[error("input {index} is {found}: {reason}")]
+    Operand { index: usize, found: TensorType, reason: &'static str },
+    #[error("{found} does not reshape to {target:?}")]
+    Reshape { found: TensorType, target: Vec<i64> },
+    #[error("index {index} of an axis of {size}")]
+    Index { index: i64, size: usize },
+    #[error("{what} is not supported")]
+    Unsupported { what: String },
+}
+
+impl OpError {
+    pub(crate) fn unsupported(what: impl Into<String>) -> Self {
+        OpError::Unsupported { what: what.into() }
+    }
+}
+
+/// Why an artifact or an ONNX file cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    #[error("the safetensors file is malformed: {0}")]
+    Malformed(#[from] safetensors::SafeTensorError),
+    #[error("the safetensors file holds weights without a model: open the .onnx file, or a file that `import` wrote")]
+    NoStructure,
+    #[error("the artifact has format {found}; this program reads format {expected}")]
+    Format { found: String, expected: &'static str },
+    #[error("the model structure in the artifact is damaged: {0}")]
+    Structure(String),
+    #[error("the model structure takes {found} bytes in the header, {limit} are allowed: too much data is in constants")]
+    HeaderTooLarge { found: usize, limit: usize },
+    #[error("a safetensors file cannot hold a tensor named {0:?}")]
+    ReservedName(String),
+    #[error("weight {name:?} is {found}, the model has {expected}")]
+    WeightType { name: String, found: TensorType, expected: TensorType },
+    #[error("the ONNX file would take {0} bytes; protobuf allows 2 GiB. Write safetensors instead")]
+    TooLarge(u64),
+    #[error("writing failed: {0}")]
+    Write(#[from] io::Error),
+}
+
+/// Something that is worth knowing about an imported model and does not stop it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warning {
+    IrVersion(i64),
+    Opset { found: i64, newest: i64 },
+    /// The exporter dropped the original names of these weights.
+    RenamedWeights { count: usize, example: String },
+    /// Weight names show that the exporter merged batch normalisation into convolutions.
+    FoldedBatchNorm { count: usize },
+    /// Weights, inputs or constants of 64-bit floats: computed in f32.
+    ReducedPrecision { count: usize, example: String },
+    /// The file declares another type than its nodes give.
+    DeclaredType { value: String, declared: String, found: String },
+    /// An input is specialised to sizes other than the declared ones.
+    OverriddenShape { input: String, declared: String, found: Vec<usize> },
+    IgnoredAttribute { node: String, op: String, attribute: String },
+    /// Something in a node that is not what the standard says, and was understood anyway.
+    Node { node: String, op: String, what: &'static str },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::IrVersion(found) => write!(f, "ONNX IR version {found} is newer than this program"),
+            Warning::Opset { found, newest } => {
+                write!(f, "opset {found} is newer than {newest}, the newest that this program knows: operators may have changed")
+            }
+            Warning::RenamedWeights { count, example } => {
+                write!(f, "{} lost the original name in the export, e.g. {example}", counted(*count, "weight", "weights"))
+            }
+            Warning::FoldedBatchNorm { count } => {
+                write!(f, "the exporter merged batch normalisation into {}", counted(*count, "convolution", "convolutions"))
+            }
+            Warning::ReducedPrecision { count, example } => {
+                write!(f, "{} of f64 will be computed in f32, e.g. {example}", counted(*count, "tensor", "tensors"))
+            }
+            Warning::DeclaredType { value, declared, found } => {
+                write!(f, "{value} is declared {declared} but is {found}")
+            }
+            Warning::OverriddenShape { input, declared, found } => {
+                write!(f, "input {input} is declared {declared}; it is specialised to {found:?}")
+            }
+            Warning::IgnoredAttribute { node, op, attribute } => {
+                write!(f, "attribute {attribute} of {node} ({op}) is unknown and was ignored")
+            }
+            Warning::Node { node, op, what } => write!(f, "{node} ({op}): {what}"),
+        }
+    }
+}
+
+/// `Add`, or `com.microsoft::FusedMatMul`.
+pub(crate) fn qualified(domain: &str, op: &str) -> String {
+    if domain.is_empty() { op.to_owned() } else { format!("{domain}::{op}") }
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn lines<T: fmt::Display>(items: &[T]) -> String {
+    items.iter().map(|item| format!("\n  {item}")).collect()
+}

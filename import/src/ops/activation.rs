@@ -1,0 +1,189 @@
+//! Activations. Where the standard's formula would give `inf * 0` in a derivative, the argument is clamped first.
+
+use meganeura_ir::{BinaryOp, CompareOp, Composite, NodeId, Op, UnaryOp};
+
+use crate::context::{self, Context};
+use crate::error::OpError;
+
+/// `x` below `low` becomes `low`, above `high` becomes `high`; NaN stays. The derivative at a bound is that inside.
+fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {
+    let mut y = x;
+    for (bound, beyond) in [(low, CompareOp::Lt), (high, CompareOp::Gt)] {
+        let Some(bound) = bound else { continue };
+        let shape = c.shape(x);
+        let bound = c.broadcast_into(bound, &shape)?;
+        let outside = c.compare(beyond, y, bound)?;
+        y = c.select(outside, bound, y)?;
+    }
+    Ok(y)
+}
+
+/// `max(0, min(1, alpha * x + beta))`
+fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<NodeId, OpError> {
+    let y = c.scale(x, alpha)?;
+    let y = c.shift(y, beta)?;
+    let (zero, one) = (c.constant_like(x, 0.0)?, c.constant_like(x, 1.0)?);
+    clamp(c, y, Some(zero), Some(one))
+}
+
+/// `if x > 0 { positive } else { negative }`
+fn by_sign(c: &mut Context, x: NodeId, positive: NodeId, negative: NodeId) -> Result<NodeId, OpError> {
+    let zero = c.constant_like(x, 0.0)?;
+    let above = c.compare(CompareOp::Gt, x, zero)?;
+    Ok(c.select(above, positive, negative)?)
+}
+
+/// `exp(min(x, 0) / scale) - 1`
+fn exp_minus_one(c: &mut Context, x: NodeId, scale: f64) -> Result<NodeId, OpError> {
+    let zero = c.constant_like(x, 0.0)?;
+    let y = c.binary(BinaryOp::Min, x, zero)?;
+    let y = c.scale(y, 1.0 / scale)?;
+    let y = c.unary(UnaryOp::Exp, y)?;
+    Ok(c.shift(y, -1.0)?)
+}
+
+pub(super) fn celu(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 1.0)?;
+    let x = c.input(0)?;
+    let negative = exp_minus_one(c, x, alpha)?;
+    let negative = c.scale(negative, alpha)?;
+    by_sign(c, x, x, negative)
+}
+
+pub(super) fn clip(c: &mut Context) -> Result<NodeId, OpError> {
+    let (low, high) = (c.float("min")?, c.float("max")?);
+    let x = c.input(0)?;
+    if c.opset >= 11 {
+        let (low, high) = (c.optional(1), c.optional(2));
+        return clamp(c, x, low, high);
+    }
+    let low = low.map(|v| c.constant_like(x, v)).transpose()?;
+    let high = high.map(|v| c.constant_like(x, v)).transpose()?;
+    clamp(c, x, low, high)
+}
+
+pub(super) fn elu(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 1.0)?;
+    let x = c.input(0)?;
+    let negative = exp_minus_one(c, x, 1.0)?;
+    let negative = c.scale(negative, alpha)?;
+    by_sign(c, x, x, negative)
+}
+
+pub(super) fn selu(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 1.673_263_192_176_818_8)?;
+    let gamma = c.float_or("gamma", 1.050_701_022_148_132_3)?;
+    let x = c.input(0)?;
+    let negative = exp_minus_one(c, x, 1.0)?;
+    let negative = c.scale(negative, alpha)?;
+    let y = by_sign(c, x, x, negative)?;
+    Ok(c.scale(y, gamma)?)
+}
+
+pub(super) fn gelu(c: &mut Context) -> Result<NodeId, OpError> {
+    let composite = match c.string_or("approximate", "none")? {
+        "none" => Composite::Gelu,
+        "tanh" => Composite::GeluTanh,
+        other => return Err(unknown("approximate", other)),
+    };
+    let x = c.input(0)?;
+    Ok(c.push(Op::Composite(composite), &[x])?)
+}
+
+fn unknown(name: &'static str, value: &str) -> OpError {
+    OpError::Attribute { name, value: value.to_owned(), reason: "the standard knows no such value" }
+}
+
+pub(super) fn hard_sigmoid(c: &mut Context) -> Result<NodeId, OpError> {
+    let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
+    let x = c.input(0)?;
+    hard_sigmoid_of(c, x, alpha, beta)
+}
+
+/// `x * max(0, min(1, x / 6 + 1 / 2))`
+pub(super) fn hard_swish(c: &mut Context) -> Result<NodeId, OpError> {
+    let x = c.input(0)?;
+    let gate = hard_sigmoid_of(c, x, 1.0 / 6.0, 0.5)?;
+    Ok(c.mul(x, gate)?)
+}
+
+pub(super) fn leaky_relu(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 0.01)?;
+    let x = c.input(0)?;
+    let negative = c.scale(x, alpha)?;
+    by_sign(c, x, x, negative)
+}
+
+/// `x * tanh(softplus(x))`
+pub(super) fn mish(c: &mut Context) -> Result<NodeId, OpError> {
+    let x = c.input(0)?;
+    let y = c.unary(UnaryOp::Softplus, x)?;
+    let y = c.unary(UnaryOp::Tanh, y)?;
+    Ok(c.mul(x, y)?)
+}
+
+pub(super) fn prelu(c: &mut Context) -> Result<NodeId, OpError> {
+    let (x, slope) = (c.input(0)?, c.input(1)?);
+    let shape = c.shape(x);
+    let slope = c.broadcast_into(slope, &shape)?;
+    let negative = c.mul(x, slope)?;
+    by_sign(c, x, x, negative)
+}
+
+/// `x / (1 + |x|)`
+pub(super) fn softsign(c: &mut Context) -> Result<NodeId, OpError> {
+    let x = c.input(0)?;
+    let y = c.unary(UnaryOp::Abs, x)?;
+    let y = c.shift(y, 1.0)?;
+    Ok(c.div(x, y)?)
+}
+
+/// `x * sigmoid(alpha * x)`
+pub(super) fn swish(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 1.0)?;
+    let x = c.input(0)?;
+    if alpha == 1.0 {
+        return Ok(c.push(Op::Composite(Composite::Silu), &[x])?);
+    }
+    let y = c.scale(x, alpha)?;
+    let y = c.unary(UnaryOp::Sigmoid, y)?;
+    Ok(c.mul(x, y)?)
+}
+
+pub(super) fn thresholded_relu(c: &mut Context) -> Result<NodeId, OpError> {
+    let alpha = c.float_or("alpha", 1.0)?;
+    let x = c.input(0)?;
+    let (alpha, zero) = (c.constant_like(x, alpha)?, c.constant_like(x, 0.0)?);
+    let above = c.compare(CompareOp::Gt, x, alpha)?;
+    Ok(c.select(above, x, zero)?)
+}
+
+pub(super) fn softmax(c: &mut Context) -> Result<NodeId, OpError> {
+    along_axis(c, |axis| Composite::Softmax { axis })
+}
+
+pub(super) fn log_softmax(c: &mut Context) -> Result<NodeId, OpError> {
+    along_axis(c, |axis| Composite::LogSoftmax { axis })
+}
+
+/// From opset 13 along one axis; before, along all axes from `axis` on, taken as one.
+fn along_axis(c: &mut Context, composite: impl Fn(usize) -> Composite) -> Result<NodeId, OpError> {
+    let axis = c.int_or("axis", if c.opset < 13 { 1 } else { -1 })?;
+    let x = c.input(0)?;
+    let shape = c.shape(x);
+    let rank = shape.rank();
+    if c.opset < 13 && axis == rank as i64 {
+        // The coerced rows have one element each.
+        let column = c.reshape(x, [shape.numel(), 1])?;
+        let y = c.push(Op::Composite(composite(1)), &[column])?;
+        return Ok(c.reshape(y, shape)?);
+    }
+    let axis = context::axis(axis, rank)?;
+    let rest: usize = shape[axis..].iter().product();
+    if c.opset >= 13 || rest == shape[axis] {
+        return Ok(c.push(Op::Composite(composite(axis)), &[x])?);
+    }
+    let rows = c.reshape(x, [shape[..axis].iter().product(), rest])?;
+    let y = c.push(Op::Composite(composite(1)), &[rows])?;
+    Ok(c.reshape(y, shape)?)
+}

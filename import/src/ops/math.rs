@@ -1,0 +1,140 @@
+//! Arithmetic, comparison, logic and casts.
+
+use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, UnaryOp};
+
+use crate::context::Context;
+use crate::error::OpError;
+use crate::tensor::{self, arithmetic};
+
+/// Attributes that say nothing about numbers here: rounding of saturated 8-bit floats.
+const CAST_ATTRIBUTES: [&str; 2] = ["saturate", "round_mode"];
+
+pub(super) fn binary(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
+    let pair = [c.input(0)?, c.input(1)?];
+    let pair = c.broadcast(&pair)?;
+    Ok(c.binary(op, pair[0], pair[1])?)
+}
+
+pub(super) fn variadic(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
+    let operands = c.all_inputs()?;
+    let operands = c.broadcast(&operands)?;
+    let mut result = operands[0];
+    for &operand in &operands[1..] {
+        result = c.binary(op, result, operand)?;
+    }
+    Ok(result)
+}
+
+pub(super) fn compare(c: &mut Context, op: CompareOp) -> Result<NodeId, OpError> {
+    let pair = [c.input(0)?, c.input(1)?];
+    let pair = c.broadcast(&pair)?;
+    Ok(c.compare(op, pair[0], pair[1])?)
+}
+
+/// `x * factor`; integers are multiplied as reals and truncated.
+pub(super) fn scale(c: &mut Context, x: NodeId, factor: f64) -> Result<NodeId, OpError> {
+    let dtype = c.ty(x).dtype;
+    if dtype.is_float() || factor.fract() == 0.0 {
+        return Ok(c.scale(x, factor)?);
+    }
+    let real = c.cast(x, DType::F32)?;
+    let product = c.scale(real, factor)?;
+    Ok(c.cast(product, dtype)?)
+}
+
+pub(super) fn mean(c: &mut Context) -> Result<NodeId, OpError> {
+    let count = c.input_count() as f64;
+    let sum = variadic(c, BinaryOp::Add)?;
+    let count = c.constant_like(sum, count)?;
+    Ok(c.div(sum, count)?)
+}
+
+/// `fmod = 1`: the sign of the dividend. `fmod = 0`, integers only: the sign of the divisor, as in Python.
+pub(super) fn modulo(c: &mut Context) -> Result<NodeId, OpError> {
+    let fmod = c.flag("fmod", false)?;
+    let pair = [c.input(0)?, c.input(1)?];
+    let dtype = c.ty(pair[0]).dtype;
+    if !fmod && dtype.is_float() {
+        let reason = "floats need fmod = 1";
+        return Err(OpError::Attribute { name: "fmod", value: "0".to_owned(), reason });
+    }
+    let pair = c.broadcast(&pair)?;
+    let (a, b) = (pair[0], pair[1]);
+    let remainder = c.binary(BinaryOp::Rem, a, b)?;
+    let unsigned = matches!(dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64);
+    if fmod || unsigned {
+        return Ok(remainder);
+    }
+    let zero = c.constant_like(remainder, 0.0)?;
+    let negative = c.compare(CompareOp::Lt, remainder, zero)?;
+    let divisor_negative = c.compare(CompareOp::Lt, b, zero)?;
+    let signs_differ = c.binary(BinaryOp::Xor, negative, divisor_negative)?;
+    let inexact = c.compare(CompareOp::Ne, remainder, zero)?;
+    let moves = c.binary(BinaryOp::And, signs_differ, inexact)?;
+    let moved = c.add(remainder, b)?;
+    Ok(c.select(moves, moved, remainder)?)
+}
+
+/// The result has the dtype of the base. Exponents 1, 2 and 3 become products, which are exact for negative bases on every device.
+pub(super) fn pow(c: &mut Context) -> Result<NodeId, OpError> {
+    let (x, y) = (c.input(0)?, c.input(1)?);
+    let pair = c.broadcast(&[x, y])?;
+    let (base, mut exponent) = (pair[0], pair[1]);
+    if c.is_uniform(y, 1.0) {
+        return Ok(base);
+    }
+    if c.is_uniform(y, 2.0) {
+        return Ok(c.mul(base, base)?);
+    }
+    if c.is_uniform(y, 3.0) {
+        let square = c.mul(base, base)?;
+        return Ok(c.mul(square, base)?);
+    }
+    let dtype = c.ty(base).dtype;
+    if dtype.is_int() && c.ty(exponent).dtype.is_float() {
+        let base = c.cast(base, DType::F32)?;
+        let power = c.binary(BinaryOp::Pow, base, exponent)?;
+        return Ok(c.cast(power, dtype)?);
+    }
+    exponent = c.cast(exponent, dtype)?;
+    Ok(c.binary(BinaryOp::Pow, base, exponent)?)
+}
+
+pub(super) fn is_inf(c: &mut Context) -> Result<NodeId, OpError> {
+    let (negative, positive) = (c.flag("detect_negative", true)?, c.flag("detect_positive", true)?);
+    let x = c.input(0)?;
+    let infinite = c.unary(UnaryOp::IsInf, x)?;
+    let zero = c.constant_like(x, 0.0)?;
+    let sign = match (negative, positive) {
+        (true, true) => return Ok(infinite),
+        (true, false) => c.compare(CompareOp::Lt, x, zero)?,
+        (false, true) => c.compare(CompareOp::Gt, x, zero)?,
+        (false, false) => {
+            let ty = c.ty(infinite).clone();
+            return Ok(c.splat(&ty, 0.0)?);
+        }
+    };
+    Ok(c.binary(BinaryOp::And, infinite, sign)?)
+}
+
+pub(super) fn where_(c: &mut Context) -> Result<NodeId, OpError> {
+    let operands = c.all_inputs()?;
+    let operands = c.broadcast(&operands)?;
+    Ok(c.select(operands[0], operands[1], operands[2])?)
+}
+
+/// To a float of any width: f32.
+pub(super) fn cast(c: &mut Context) -> Result<NodeId, OpError> {
+    c.ignore(&CAST_ATTRIBUTES);
+    let to = c.int("to")?.ok_or(OpError::MissingAttribute("to"))?;
+    let dtype = tensor::dtype(i32::try_from(to).unwrap_or(0))?;
+    let x = c.input(0)?;
+    Ok(c.cast(x, arithmetic(dtype))?)
+}
+
+pub(super) fn cast_like(c: &mut Context) -> Result<NodeId, OpError> {
+    c.ignore(&CAST_ATTRIBUTES);
+    let (x, like) = (c.input(0)?, c.input(1)?);
+    let dtype = c.ty(like).dtype;
+    Ok(c.cast(x, dtype)?)
+}

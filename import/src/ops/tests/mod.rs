@@ -1,0 +1,103 @@
+//! One table of cases per family: an operator with attributes at some opset, operands, and the numbers that the standard prescribes.
+
+mod contraction;
+mod data;
+mod math;
+mod reduction;
+
+use std::collections::BTreeSet;
+
+use meganeura_ir::Tensor;
+
+use crate::testing::{ModelBuilder, NodeBuilder, node, run};
+
+/// An operand of a case.
+pub(super) enum Arg {
+    /// Supplied when the model runs.
+    Input(Tensor),
+    /// An initializer.
+    Known(Tensor),
+    Absent,
+}
+
+pub(super) struct Case {
+    opset: i64,
+    node: NodeBuilder,
+    args: Vec<Arg>,
+    expected: Vec<Tensor>,
+}
+
+/// A case of `op` with attributes that `attributes` adds.
+pub(super) fn case(op: &str, opset: i64, attributes: impl Fn(NodeBuilder) -> NodeBuilder, args: Vec<Arg>, expected: Vec<Tensor>) -> Case {
+    Case { opset, node: attributes(node(op, &[], &[])), args, expected }
+}
+
+pub(super) fn plain(op: &str, opset: i64, args: Vec<Arg>, expected: Tensor) -> Case {
+    case(op, opset, |n| n, args, vec![expected])
+}
+
+pub(super) use Arg::{Absent, Input, Known};
+
+impl Case {
+    fn check(mut self) {
+        let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
+        let mut builder = ModelBuilder::new(self.opset);
+        let mut inputs = Vec::new();
+        for (i, arg) in self.args.into_iter().enumerate() {
+            let name = format!("x{i}");
+            match arg {
+                Input(tensor) => {
+                    let dims: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+                    builder = builder.input(&name, tensor.dtype(), &dims.join(","));
+                    inputs.push(tensor);
+                }
+                Known(tensor) => builder = builder.initializer(&name, &tensor),
+                Absent => {
+                    self.node.0.input.push(String::new());
+                    continue;
+                }
+            }
+            self.node.0.input.push(name);
+        }
+        for i in 0..self.expected.len() {
+            let name = format!("y{i}");
+            self.node.0.output.push(name.clone());
+            builder = builder.output(&name);
+        }
+        let results = run(&builder.node(self.node), &inputs);
+        for (i, ((ty, found), expected)) in results.into_iter().zip(&self.expected).enumerate() {
+            assert_eq!(&ty, expected.ty(), "type of output {i} of {what}");
+            for (found, expected) in found.iter().zip(expected.to_f64_vec()) {
+                let close = (found - expected).abs() <= 1e-6 * (1.0 + expected.abs());
+                let same = found.is_nan() && expected.is_nan() || *found == expected;
+                assert!(close || same, "output {i} of {what}: found {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+fn cases() -> Vec<Case> {
+    [math::cases(), data::cases(), reduction::cases(), contraction::cases()].into_iter().flatten().collect()
+}
+
+#[test]
+fn every_operator_gives_the_numbers_of_the_standard() {
+    for case in cases() {
+        case.check();
+    }
+}
+
+#[test]
+fn every_operator_of_the_table_has_a_case() {
+    let tested: BTreeSet<String> = cases().into_iter().map(|c| c.node.0.op_type).collect();
+    let missing: Vec<&str> = super::table().map(|(_, op)| op).filter(|op| !tested.contains(*op)).collect();
+    assert!(missing.is_empty(), "operators without a test: {missing:?}");
+}
+
+#[test]
+fn no_operator_is_listed_twice() {
+    let mut seen = BTreeSet::new();
+    for row in super::table() {
+        assert!(seen.insert(row), "{row:?} is listed twice");
+    }
+}

@@ -1,0 +1,329 @@
+//! [`Model::specialize`]: symbolic sizes get values, and the model becomes a typed graph.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, TensorType, int_range};
+use tract_onnx::pb::NodeProto;
+
+use crate::context::Context;
+use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
+use crate::fold::Folder;
+use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label};
+use crate::ops;
+use crate::tensor::arithmetic;
+
+/// Sizes for a specialisation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bindings {
+    /// Symbolic sizes by name.
+    pub dims: BTreeMap<String, usize>,
+    /// Shapes of inputs by name. They bind the symbols in the declared shape, and override its fixed sizes.
+    pub shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// A model at concrete sizes.
+#[derive(Clone, Debug)]
+pub struct Specialized {
+    /// Inputs and outputs in the order of the model, under their names; parameters as in [`Model::parameters`], so that ids agree
+    /// between specialisations. Constants are folded, dead nodes are gone.
+    pub graph: Graph,
+    /// Value of every symbolic size of the inputs.
+    pub dims: BTreeMap<String, usize>,
+    pub warnings: Vec<Warning>,
+}
+
+impl Model {
+    /// Binds symbolic sizes and builds the graph. Floats compute in f32 whatever the file stores; other dtypes are kept.
+    ///
+    /// # Errors
+    /// [`ImportError::Binding`] if sizes are missing (all are named), unknown, or contradict each other; [`ImportError::Node`] if an
+    /// operator's operands or attributes do not fit, or ask for what this crate cannot express.
+    pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, ImportError> {
+        let mut warnings = Vec::new();
+        let resolved = resolve(self.inputs(), bindings, self.bindings(), &mut warnings)?;
+        let mut builder = Builder {
+            model: self,
+            folder: Folder::default(),
+            values: HashMap::new(),
+            warnings,
+            declared: declared_values(self),
+            dims: resolved.dims,
+        };
+        builder.declare(&resolved.shapes)?;
+        for &n in &self.live {
+            let node = &self.graph.node[n];
+            builder.node(node).map_err(|source| ImportError::Node { node: builder.name(node), source })?;
+        }
+        builder.finish()
+    }
+}
+
+struct Resolved {
+    dims: BTreeMap<String, usize>,
+    /// By input order.
+    shapes: Vec<Vec<usize>>,
+}
+
+/// `defaults` count where `bindings` leave a size open.
+fn resolve(
+    inputs: &[ModelInput],
+    bindings: &Bindings,
+    defaults: &Bindings,
+    warnings: &mut Vec<Warning>,
+) -> Result<Resolved, BindingError> {
+    let names = || inputs.iter().map(|i| i.name.clone()).collect();
+    if let Some(name) = bindings.shapes.keys().find(|name| !inputs.iter().any(|i| i.name == **name)) {
+        return Err(BindingError::UnknownInput { name: name.clone(), known: names() });
+    }
+    let symbols = symbols(inputs);
+    if let Some(name) = bindings.dims.keys().find(|name| !symbols.iter().any(|s| s.name == **name)) {
+        let known = symbols.into_iter().map(|s| s.name).collect();
+        return Err(BindingError::UnknownDim { name: name.clone(), known });
+    }
+
+    let mut dims = bindings.dims.clone();
+    for input in inputs {
+        let Some(shape) = bindings.shapes.get(&input.name) else { continue };
+        if input.ranked && input.dims.len() != shape.len() {
+            let (input, expected) = (input.name.clone(), input.dims.len());
+            return Err(BindingError::Rank { input, expected, found: shape.clone() });
+        }
+        for (dim, &size) in input.dims.iter().zip(shape) {
+            let Dim::Symbol(name) = dim else { continue };
+            let first = *dims.entry(name.clone()).or_insert(size);
+            if first != size {
+                return Err(BindingError::Contradiction { name: name.clone(), first, second: size });
+            }
+        }
+        if input.dims.iter().zip(shape).any(|(dim, size)| matches!(dim, Dim::Fixed(fixed) if fixed != size)) {
+            let declared = shape_text(&input.dims);
+            warnings.push(Warning::OverriddenShape { input: input.name.clone(), declared, found: shape.clone() });
+        }
+    }
+
+    for input in inputs {
+        for (dim, &size) in input.dims.iter().zip(defaults.shapes.get(&input.name).into_iter().flatten()) {
+            if let Dim::Symbol(name) = dim {
+                dims.entry(name.clone()).or_insert(size);
+            }
+        }
+    }
+    for symbol in &symbols {
+        if let (false, Some(&size)) = (dims.contains_key(&symbol.name), defaults.dims.get(&symbol.name)) {
+            dims.insert(symbol.name.clone(), size);
+        }
+    }
+    let missing: Vec<MissingDim> = symbols.into_iter().filter(|s| !dims.contains_key(&s.name)).collect();
+    if !missing.is_empty() {
+        return Err(BindingError::Missing(missing));
+    }
+    let shapes = inputs
+        .iter()
+        .map(|input| match bindings.shapes.get(&input.name) {
+            Some(shape) => Ok(shape.clone()),
+            None if !input.ranked => {
+                let shape = defaults.shapes.get(&input.name).cloned();
+                shape.ok_or_else(|| BindingError::MissingShape { input: input.name.clone() })
+            }
+            None => Ok(input.dims.iter().map(|dim| size(dim, &dims).unwrap_or(0)).collect()),
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Resolved { dims, shapes })
+}
+
+/// Every symbolic size, at its first occurrence.
+fn symbols(inputs: &[ModelInput]) -> Vec<MissingDim> {
+    let mut seen = HashSet::new();
+    let mut symbols = Vec::new();
+    for input in inputs {
+        for (axis, dim) in input.dims.iter().enumerate() {
+            if let Dim::Symbol(name) = dim
+                && seen.insert(name)
+            {
+                symbols.push(MissingDim { name: name.clone(), input: input.name.clone(), axis });
+            }
+        }
+    }
+    symbols
+}
+
+fn size(dim: &Dim, dims: &BTreeMap<String, usize>) -> Option<usize> {
+    match dim {
+        Dim::Fixed(size) => Some(*size),
+        Dim::Symbol(name) => dims.get(name).copied(),
+    }
+}
+
+fn shape_text(dims: &[Dim]) -> String {
+    format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(","))
+}
+
+/// What the file says about a value.
+struct Declared {
+    dtype: Option<DType>,
+    dims: Option<Vec<Dim>>,
+}
+
+fn declared_values(model: &Model) -> HashMap<&str, Declared> {
+    let infos = model.graph.value_info.iter().chain(&model.graph.output);
+    infos
+        .filter_map(|info| {
+            let ty = info.r#type.as_ref()?;
+            let declared = Declared { dtype: declared_dtype(ty), dims: declared_dims(&info.name, ty) };
+            Some((info.name.as_str(), declared))
+        })
+        .collect()
+}
+
+struct Builder<'m> {
+    model: &'m Model,
+    folder: Folder,
+    /// Nodes by ONNX value name.
+    values: HashMap<&'m str, NodeId>,
+    warnings: Vec<Warning>,
+    declared: HashMap<&'m str, Declared>,
+    dims: BTreeMap<String, usize>,
+}
+
+impl<'m> Builder<'m> {
+    /// Inputs, parameters, and the constants among the initializers.
+    fn declare(&mut self, shapes: &[Vec<usize>]) -> Result<(), ImportError> {
+        for (input, shape) in self.model.inputs().iter().zip(shapes) {
+            let ty = TensorType::new(arithmetic(input.dtype), shape.as_slice());
+            let node = self.folder.graph.input(&input.name, ty)?;
+            self.values.insert(&input.name, node);
+        }
+        for parameter in self.model.parameters() {
+            let node = self.folder.graph.parameter(ParameterInfo {
+                name: parameter.name.clone(),
+                ty: TensorType::new(arithmetic(parameter.stored), parameter.shape.clone()),
+                stored: parameter.stored,
+                role: parameter.role,
+            })?;
+            self.values.insert(&parameter.name, node);
+        }
+        let mut needed: HashSet<&str> = self.model.outputs().iter().map(|o| o.name.as_str()).collect();
+        needed.extend(self.model.live.iter().flat_map(|&n| &self.model.graph.node[n].input).map(String::as_str));
+        for proto in &self.model.graph.initializer {
+            let name = proto.name.as_str();
+            if !needed.contains(name) || self.values.contains_key(name) {
+                continue;
+            }
+            let error = |source| ImportError::Tensor { name: name.to_owned(), source };
+            let tensor = self.model.storage.read(proto).map_err(error)?;
+            let node = self.folder.constant(tensor.cast(arithmetic(tensor.dtype())))?;
+            self.values.insert(name, node);
+        }
+        Ok(())
+    }
+
+    fn name(&self, node: &NodeProto) -> NodeName {
+        let domain = canonical_domain(&node.domain);
+        NodeName {
+            name: node_label(node),
+            op: qualified(domain, &node.op_type),
+            opset: self.model.opsets.get(domain).unwrap_or_default(),
+        }
+    }
+
+    fn node(&mut self, node: &'m NodeProto) -> Result<(), OpError> {
+        // A Constant node that is a parameter has its value already.
+        if node.op_type == "Constant" && node.output.first().is_some_and(|o| self.values.contains_key(o.as_str())) {
+            return Ok(());
+        }
+        let domain = canonical_domain(&node.domain);
+        let row = ops::find(domain, &node.op_type).ok_or_else(|| OpError::unsupported("the operator"))?;
+        let mut inputs = Vec::with_capacity(node.input.len());
+        for (index, name) in node.input.iter().enumerate() {
+            inputs.push(match name.as_str() {
+                "" => None,
+                name => Some(*self.values.get(name).ok_or(OpError::MissingInput(index))?),
+            });
+        }
+        let opset = self.model.opsets.get(domain).unwrap_or_default();
+        let before = self.folder.graph.nodes().len();
+        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs);
+        let results = ops::lower(row, &mut context)?;
+        let (ignored, notes) = context.finish();
+        if !ignored.is_empty() || !notes.is_empty() {
+            let (label, op) = (node_label(node), node.op_type.clone());
+            let attribute = |attribute| Warning::IgnoredAttribute { node: label.clone(), op: op.clone(), attribute };
+            self.warnings.extend(ignored.into_iter().map(attribute));
+            self.warnings.extend(notes.into_iter().map(|what| Warning::Node { node: label.clone(), op: op.clone(), what }));
+        }
+        self.folder.settle(before);
+
+        for (index, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+            let Some(&result) = results.get(index) else {
+                return Err(OpError::unsupported(format!("output {index} ({name:?})")));
+            };
+            let value = self.folder.materialized(result)?;
+            self.check_declared(name, value);
+            self.values.insert(name, value);
+        }
+        Ok(())
+    }
+
+    /// Declared types are hints: what was inferred counts.
+    fn check_declared(&mut self, name: &str, value: NodeId) {
+        let Some(declared) = self.declared.get(name) else { return };
+        let found = self.folder.graph.ty(value);
+        let dtype_differs = declared.dtype.is_some_and(|d| arithmetic(d) != found.dtype);
+        let shape_differs = declared.dims.as_ref().is_some_and(|dims| {
+            let differs = |(dim, &found): (&Dim, &usize)| size(dim, &self.dims).is_some_and(|size| size != found);
+            dims.len() != found.shape.rank() || dims.iter().zip(found.shape.iter()).any(differs)
+        });
+        if dtype_differs || shape_differs {
+            let dtype = declared.dtype.map_or("?", DType::name);
+            let dims = declared.dims.as_deref().map_or_else(|| "[?]".to_owned(), shape_text);
+            let (value, found) = (name.to_owned(), found.to_string());
+            self.warnings.push(Warning::DeclaredType { value, declared: format!("{dtype}{dims}"), found });
+        }
+    }
+
+    fn finish(self) -> Result<Specialized, ImportError> {
+        let mut graph = self.folder.graph;
+        for output in self.model.outputs() {
+            let Some(&node) = self.values.get(output.name.as_str()) else { continue };
+            graph.output(&output.name, node)?;
+        }
+        let graph = graph.rewrite::<ImportError>(|g, node, operands| Ok(g.push(node.op.clone(), operands)?))?;
+        check_integer_range(&graph)?;
+        Ok(Specialized { graph, dims: self.dims, warnings: self.warnings })
+    }
+}
+
+/// Devices hold 64-bit integers in 32 bits: every constant that is left must fit.
+fn check_integer_range(graph: &Graph) -> Result<(), ImportError> {
+    for id in graph.live() {
+        let Op::Constant(tensor) = &graph.node(id).op else { continue };
+        if !matches!(tensor.dtype(), DType::I64 | DType::U64) {
+            continue;
+        }
+        let (low, high) = int_range(tensor.dtype());
+        if let Some(value) = tensor.to_i64_vec().into_iter().find(|v| !(low..=high).contains(v)) {
+            let output = graph.outputs().iter().find(|o| reaches(graph, id, o.node)).map_or_else(String::new, |o| o.name.clone());
+            return Err(ImportError::IntegerRange { output, value, dtype: tensor.dtype() });
+        }
+    }
+    Ok(())
+}
+
+/// Whether `to` depends on `from`.
+fn reaches(graph: &Graph, from: NodeId, to: NodeId) -> bool {
+    let mut dependent = vec![false; graph.nodes().len()];
+    dependent[from.index()] = true;
+    for id in graph.ids() {
+        if graph.node(id).operands.iter().any(|o| dependent[o.index()]) {
+            dependent[id.index()] = true;
+        }
+    }
+    dependent[to.index()]
+}
+
+/// The shape as ONNX writes shapes: a vector of i64.
+pub(crate) fn as_i64(shape: &Shape) -> Vec<i64> {
+    shape.iter().map(|&d| d as i64).collect()
+}

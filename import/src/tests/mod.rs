@@ -1,0 +1,6 @@
+mod artifact;
+mod corpus;
+mod external;
+mod specialize;
+mod structure;
+mod wire;

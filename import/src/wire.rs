@@ -1,0 +1,398 @@
+//! The protobuf wire format of an ONNX file: enough of it to find tensor data and to replace it, without decoding the message.
+//!
+//! [`rewrite`] walks a serialised `ModelProto` and asks, for every `TensorProto` in it, what becomes of its data. Everything else is
+//! copied byte for byte, fields of newer ONNX versions included. The result is a [`Rope`], so that weights need not be in memory
+//! when a file is written. Field numbers are those of `onnx.proto`.
+
+use std::io::{self, Write};
+use std::ops::Range;
+
+/// Nesting of messages; each subgraph takes three levels.
+const MAX_DEPTH: usize = 60;
+/// Messages in one file: bounds the memory that a hostile file of empty messages can claim.
+const MAX_MESSAGES: usize = 1 << 21;
+
+/// A malformed protobuf message. Offsets are bytes from the start of the message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error("the message ends inside a field at byte {offset}: the file is truncated or no ONNX model")]
+    Truncated { offset: usize },
+    #[error("a malformed integer at byte {offset}: this is no ONNX model")]
+    Varint { offset: usize },
+    #[error("wire type {wire_type} of field {field} at byte {offset}: this is no ONNX model")]
+    WireType { offset: usize, field: u64, wire_type: u8 },
+    #[error("messages are nested more than {MAX_DEPTH} deep")]
+    Depth,
+    #[error("the file holds more than {MAX_MESSAGES} messages")]
+    MessageCount,
+}
+
+/// One field of a message.
+#[derive(Clone, Debug)]
+struct Field {
+    number: u64,
+    /// Tag, length and payload.
+    whole: Range<usize>,
+    /// The content of a length-delimited field.
+    payload: Option<Range<usize>>,
+}
+
+fn varint(bytes: &[u8], at: &mut usize, end: usize) -> Result<u64, WireError> {
+    let start = *at;
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        if *at >= end {
+            return Err(WireError::Truncated { offset: start });
+        }
+        let byte = bytes[*at];
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return if shift == 63 && byte > 1 { Err(WireError::Varint { offset: start }) } else { Ok(value) };
+        }
+    }
+    Err(WireError::Varint { offset: start })
+}
+
+/// The fields of the message that occupies `range`.
+fn fields(bytes: &[u8], range: Range<usize>) -> impl Iterator<Item = Result<Field, WireError>> + '_ {
+    let (mut at, end) = (range.start, range.end);
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let field = field(bytes, &mut at, end);
+        if field.is_err() {
+            at = end;
+        }
+        Some(field)
+    })
+}
+
+fn field(bytes: &[u8], at: &mut usize, end: usize) -> Result<Field, WireError> {
+    let start = *at;
+    let tag = varint(bytes, at, end)?;
+    let (number, wire_type) = (tag >> 3, (tag & 7) as u8);
+    let mut payload = None;
+    let size = match wire_type {
+        0 => {
+            varint(bytes, at, end)?;
+            0
+        }
+        1 => 8,
+        2 => {
+            let length = varint(bytes, at, end)?;
+            if length > (end - *at) as u64 {
+                return Err(WireError::Truncated { offset: start });
+            }
+            payload = Some(*at..*at + length as usize);
+            length as usize
+        }
+        5 => 4,
+        _ => return Err(WireError::WireType { offset: start, field: number, wire_type }),
+    };
+    if number == 0 {
+        return Err(WireError::WireType { offset: start, field: number, wire_type });
+    }
+    if size > end - *at {
+        return Err(WireError::Truncated { offset: start });
+    }
+    *at += size;
+    Ok(Field { number, whole: start..*at, payload })
+}
+
+/// The messages of `onnx.proto` that hold tensors, directly or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+    SparseTensor,
+    Function,
+    TrainingInfo,
+}
+
+impl Message {
+    /// What the length-delimited field `number` of this message holds, where that can lead to a tensor.
+    fn child(self, number: u64) -> Option<Message> {
+        Some(match (self, number) {
+            (Message::Model, 7) => Message::Graph,
+            (Message::Model, 20) => Message::TrainingInfo,
+            (Message::Model, 25) => Message::Function,
+            (Message::TrainingInfo, 1 | 2) => Message::Graph,
+            (Message::Function, 7) => Message::Node,
+            (Message::Graph, 1) => Message::Node,
+            (Message::Graph, 5) => Message::Tensor,
+            (Message::Graph, 15) => Message::SparseTensor,
+            (Message::Node, 5) => Message::Attribute,
+            (Message::Attribute, 5 | 10) => Message::Tensor,
+            (Message::Attribute, 6 | 11) => Message::Graph,
+            (Message::Attribute, 22 | 23) => Message::SparseTensor,
+            (Message::SparseTensor, 1 | 2) => Message::Tensor,
+            _ => return None,
+        })
+    }
+}
+
+const NODE_OUTPUT: u64 = 2;
+const TENSOR_NAME: u64 = 8;
+const TENSOR_RAW_DATA: u64 = 9;
+const TENSOR_EXTERNAL_DATA: u64 = 13;
+/// `float_data`, `int32_data`, `string_data`, `int64_data`, `raw_data`, `double_data`, `uint64_data`, `external_data`, `data_location`.
+const TENSOR_DATA: [u64; 9] = [4, 5, 6, 7, TENSOR_RAW_DATA, 10, 11, TENSOR_EXTERNAL_DATA, 14];
+
+/// What a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner<'a> {
+    /// The initializers of the main graph.
+    Initializer,
+    /// An attribute of the node of the main graph whose first output is `output`.
+    Attribute { output: &'a [u8] },
+    /// A subgraph, a function, a sparse tensor.
+    Nested,
+}
+
+/// A tensor that [`rewrite`] came across.
+#[derive(Clone, Debug)]
+pub(crate) struct Site<'a> {
+    pub owner: Owner<'a>,
+    pub name: &'a [u8],
+    /// The serialised `TensorProto`.
+    pub message: &'a [u8],
+    pub raw_data: Option<Range<usize>>,
+    pub external: bool,
+}
+
+/// What becomes of a tensor's data.
+#[derive(Clone, Debug)]
+pub(crate) enum Edit {
+    Keep,
+    /// `raw_data` becomes this; typed fields stay.
+    RawData(Part),
+    /// Every data field goes; this becomes `raw_data`.
+    Replace(Option<Part>),
+}
+
+/// A piece of a rewritten message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Bytes of the original.
+    Copy(Range<usize>),
+    Literal(Vec<u8>),
+    /// The data of the parameter `name`, `len` bytes, supplied when the rope is written.
+    Weight {
+        name: String,
+        len: u64,
+    },
+}
+
+impl Part {
+    fn len(&self) -> u64 {
+        match self {
+            Part::Copy(range) => range.len() as u64,
+            Part::Literal(bytes) => bytes.len() as u64,
+            Part::Weight { len, .. } => *len,
+        }
+    }
+}
+
+/// A message in pieces.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rope {
+    parts: Vec<Part>,
+    len: u64,
+}
+
+impl Rope {
+    /// Bytes of the whole message.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn push(&mut self, part: Part) {
+        self.len += part.len();
+        match (self.parts.last_mut(), part) {
+            (Some(Part::Copy(last)), Part::Copy(next)) if last.end == next.start => last.end = next.end,
+            (Some(Part::Literal(last)), Part::Literal(next)) => last.extend(next),
+            (_, part) => self.parts.push(part),
+        }
+    }
+
+    fn push_field(&mut self, number: u64, content: Rope) {
+        let mut head = Vec::with_capacity(12);
+        push_varint(&mut head, number << 3 | 2);
+        push_varint(&mut head, content.len);
+        self.push(Part::Literal(head));
+        for part in content.parts {
+            self.push(part);
+        }
+    }
+
+    /// Writes the message. `original` is what it was rewritten from; `weight` writes the data of a parameter.
+    pub fn write<W: Write + ?Sized, E: From<io::Error>>(
+        &self,
+        out: &mut W,
+        original: &[u8],
+        mut weight: impl FnMut(&str, u64, &mut W) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for part in &self.parts {
+            match part {
+                Part::Copy(range) => out.write_all(&original[range.clone()])?,
+                Part::Literal(bytes) => out.write_all(bytes)?,
+                Part::Weight { name, len } => weight(name, *len, out)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// The serialised `ModelProto` in `bytes` with the data of each tensor edited as `edit` says.
+pub(crate) fn rewrite<E: From<WireError>>(
+    bytes: &[u8],
+    edit: &mut dyn FnMut(&Site) -> Result<Edit, E>,
+) -> Result<Rope, E> {
+    let mut rewriter = Rewriter { bytes, edit, messages: 0 };
+    rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
+}
+
+struct Rewriter<'a, 'e, E> {
+    bytes: &'a [u8],
+    edit: &'e mut dyn FnMut(&Site) -> Result<Edit, E>,
+    messages: usize,
+}
+
+impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
+    /// `owner` is the owner of tensors in this message, as far as known.
+    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize, owner: Owner<'a>) -> Result<Rope, E> {
+        self.messages += 1;
+        if depth > MAX_DEPTH {
+            return Err(WireError::Depth.into());
+        }
+        if self.messages > MAX_MESSAGES {
+            return Err(WireError::MessageCount.into());
+        }
+        if kind == Message::Tensor {
+            return self.tensor(range, owner);
+        }
+        // Depth 1 is the main graph, depth 2 its nodes and initializers, depth 3 their attributes.
+        let owner = match kind {
+            Message::Graph if depth == 1 => Owner::Initializer,
+            Message::Node if depth == 2 && owner == Owner::Initializer => Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? },
+            Message::Attribute if depth == 3 => owner,
+            _ => Owner::Nested,
+        };
+        let mut rope = Rope::default();
+        for field in fields(self.bytes, range) {
+            let field = field?;
+            match (kind.child(field.number), field.payload) {
+                (Some(child), Some(payload)) => {
+                    let content = self.message(child, payload, depth + 1, owner)?;
+                    rope.push_field(field.number, content);
+                }
+                _ => rope.push(Part::Copy(field.whole)),
+            }
+        }
+        Ok(rope)
+    }
+
+    fn tensor(&mut self, range: Range<usize>, owner: Owner<'a>) -> Result<Rope, E> {
+        let (name, message) = (self.first(range.clone(), TENSOR_NAME)?, &self.bytes[range.clone()]);
+        let mut site = Site { owner, name, message, raw_data: None, external: false };
+        for field in fields(self.bytes, range.clone()) {
+            let field = field?;
+            match field.number {
+                // Protobuf: the last occurrence of a field counts.
+                TENSOR_RAW_DATA => site.raw_data = field.payload,
+                TENSOR_EXTERNAL_DATA => site.external = true,
+                _ => {}
+            }
+        }
+        let (dropped, data): (&[u64], _) = match (self.edit)(&site)? {
+            Edit::Keep => (&[], None),
+            Edit::RawData(part) => (&[TENSOR_RAW_DATA], Some(part)),
+            Edit::Replace(part) => (&TENSOR_DATA, part),
+        };
+        let mut rope = Rope::default();
+        for field in fields(self.bytes, range) {
+            let field = field?;
+            if !dropped.contains(&field.number) {
+                rope.push(Part::Copy(field.whole));
+            }
+        }
+        if let Some(data) = data {
+            let mut content = Rope::default();
+            content.push(data);
+            rope.push_field(TENSOR_RAW_DATA, content);
+        }
+        Ok(rope)
+    }
+
+    /// The content of the first field `number` of a message; empty where there is none.
+    fn first(&self, range: Range<usize>, number: u64) -> Result<&'a [u8], WireError> {
+        for field in fields(self.bytes, range) {
+            let field = field?;
+            if let (true, Some(payload)) = (field.number == number, field.payload) {
+                return Ok(&self.bytes[payload]);
+            }
+        }
+        Ok(&[])
+    }
+}
+
+/// Where the bytes of a tensor lie in the file, in place of the bytes themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Locator {
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Locator {
+    fn to_bytes(self) -> Vec<u8> {
+        [self.offset.to_le_bytes(), self.len.to_le_bytes()].concat()
+    }
+
+    /// Reads a locator from the `raw_data` of a tensor of a skeleton.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Locator> {
+        let (offset, len) = bytes.split_at_checked(8)?;
+        Some(Locator { offset: u64::from_le_bytes(offset.try_into().ok()?), len: u64::from_le_bytes(len.try_into().ok()?) })
+    }
+
+    /// The bytes in the file that the locator was made from.
+    pub fn slice(self, file: &[u8]) -> Option<&[u8]> {
+        let start = usize::try_from(self.offset).ok()?;
+        let end = start.checked_add(usize::try_from(self.len).ok()?)?;
+        file.get(start..end)
+    }
+}
+
+/// The model in `file` with every `raw_data` replaced by a [`Locator`] into `file`.
+pub(crate) fn skeleton(file: &[u8]) -> Result<Vec<u8>, WireError> {
+    let rope = rewrite::<WireError>(file, &mut |site| {
+        Ok(match &site.raw_data {
+            None => Edit::Keep,
+            Some(range) => {
+                let locator = Locator { offset: range.start as u64, len: range.len() as u64 };
+                Edit::RawData(Part::Literal(locator.to_bytes()))
+            }
+        })
+    })?;
+    let mut bytes = Vec::with_capacity(rope.len() as usize);
+    for part in &rope.parts {
+        match part {
+            Part::Copy(range) => bytes.extend(&file[range.clone()]),
+            Part::Literal(literal) => bytes.extend(literal),
+            Part::Weight { .. } => {}
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,129 @@
+//! Device memory with an owner.
+
+use std::sync::Arc;
+
+use blade_graphics::{Buffer, BufferDesc, BufferPiece, Memory};
+use meganeura_codegen::program::Region;
+
+use crate::device::{Device, DeviceError};
+
+/// The buffers of one space, freed on drop. Whoever drops it has waited for the device.
+pub(crate) struct Arena {
+    device: Arc<Device>,
+    buffers: Vec<Buffer>,
+}
+
+impl Arena {
+    /// Allocates buffers of `sizes` bytes in device memory, contents undefined. `label` names them in errors and debuggers.
+    pub(crate) fn new(device: &Arc<Device>, label: &str, sizes: &[u64]) -> Result<Self, DeviceError> {
+        let limits = &device.info().limits;
+        let limit = limits.buffer_bytes();
+        if let Some(&bytes) = sizes.iter().find(|&&bytes| bytes > limit) {
+            return Err(DeviceError::BufferTooLarge { label: label.into(), bytes, limit });
+        }
+        let bytes = sizes.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+        if bytes > limits.memory_bytes {
+            return Err(DeviceError::MemoryExceeded { label: label.into(), bytes, limit: limits.memory_bytes });
+        }
+        let mut arena = Arena { device: device.clone(), buffers: Vec::with_capacity(sizes.len()) };
+        for &size in sizes {
+            arena.buffers.push(allocate(device, label, size, Memory::Device)?);
+        }
+        Ok(arena)
+    }
+
+    /// Where `region` of this space begins.
+    pub(crate) fn piece(&self, region: &Region) -> BufferPiece {
+        self.buffers[region.buffer as usize].at(region.offset)
+    }
+
+    pub(crate) fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        free(&self.device, self.buffers.drain(..));
+    }
+}
+
+/// A buffer that the host sees as 32-bit words.
+pub(crate) struct Staging {
+    device: Arc<Device>,
+    buffer: Buffer,
+    words: usize,
+}
+
+impl Staging {
+    /// For the host to write and the device to read.
+    pub(crate) fn upload(device: &Arc<Device>, bytes: u64) -> Result<Self, DeviceError> {
+        Self::new(device, "upload", bytes, Memory::Upload)
+    }
+
+    /// For the device to write and the host to read.
+    pub(crate) fn download(device: &Arc<Device>, bytes: u64) -> Result<Self, DeviceError> {
+        Self::new(device, "download", bytes, Memory::Download)
+    }
+
+    fn new(device: &Arc<Device>, label: &str, bytes: u64, memory: Memory) -> Result<Self, DeviceError> {
+        let bytes = bytes.max(4);
+        let limit = device.info().limits.allocation_bytes;
+        if bytes > limit {
+            return Err(DeviceError::BufferTooLarge { label: label.into(), bytes, limit });
+        }
+        let buffer = allocate(device, label, bytes, memory)?;
+        Ok(Staging { device: device.clone(), buffer, words: bytes as usize / 4 })
+    }
+
+    pub(crate) fn at(&self, offset: u64) -> BufferPiece {
+        self.buffer.at(offset)
+    }
+
+    /// All words. The device must not be writing them.
+    pub(crate) fn words(&self) -> &[u32] {
+        // SAFETY: the mapping is `words` words long, aligned, lives as long as `self`, and any bits are a valid `u32`. The
+        // session waits for the device before it reads.
+        unsafe { std::slice::from_raw_parts(self.buffer.data().cast(), self.words) }
+    }
+
+    /// All words. The device must not be reading them.
+    pub(crate) fn words_mut(&mut self) -> &mut [u32] {
+        // SAFETY: as in `words`, and `&mut self` is the only access of the host.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.data().cast(), self.words) }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        free(&self.device, [self.buffer]);
+    }
+}
+
+fn allocate(device: &Device, name: &str, size: u64, memory: Memory) -> Result<Buffer, DeviceError> {
+    device.guard(|context| context.create_buffer(BufferDesc { name, size: size.max(4), memory }))
+}
+
+fn free(device: &Device, buffers: impl IntoIterator<Item = Buffer>) {
+    for buffer in buffers {
+        if let Err(error) = device.guard(|context| context.destroy_buffer(buffer)) {
+            tracing::debug!(%error, "a buffer was leaked with its device");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::device;
+
+    #[test]
+    fn sizes_beyond_the_limits_are_refused_before_allocating() {
+        let limits = device().info().limits;
+        let too_large = Arena::new(device(), "scratch", &[limits.buffer_bytes() + 1]).err();
+        assert!(matches!(too_large, Some(DeviceError::BufferTooLarge { label, .. }) if label == "scratch"));
+        let buffers = vec![limits.buffer_bytes(); (limits.memory_bytes / limits.buffer_bytes() + 1) as usize];
+        assert!(matches!(Arena::new(device(), "scratch", &buffers).err(), Some(DeviceError::MemoryExceeded { .. })));
+        assert!(!device().is_dead());
+    }
+}

@@ -1,0 +1,151 @@
+//! Copies between host and device outside of steps.
+
+use std::sync::Arc;
+
+use blade_graphics::BufferPiece;
+use meganeura_ir::{Tensor, TensorType};
+
+use crate::buffers::{Arena, Staging};
+use crate::device::{Device, DeviceError};
+use crate::encoder::Encoder;
+use crate::words;
+
+/// Bytes of staging memory that one submission uses, unless a single tensor needs more.
+const BATCH_BYTES: u64 = 256 << 20;
+
+/// Host data on its way to the device.
+pub(crate) enum Source<'a> {
+    /// Already [checked](words::check).
+    Tensor(&'a Tensor),
+    Words(&'a [u32]),
+}
+
+impl Source<'_> {
+    fn bytes(&self) -> u64 {
+        match self {
+            Source::Tensor(tensor) => tensor.ty().device_bytes() as u64,
+            Source::Words(words) => size_of_val(*words) as u64,
+        }
+    }
+
+    fn write(&self, words: &mut [u32]) {
+        match self {
+            Source::Tensor(tensor) => words::encode(tensor, words),
+            Source::Words(source) => words.copy_from_slice(source),
+        }
+    }
+}
+
+/// Moves data in as few submissions as staging memory allows, and waits for it.
+pub(crate) struct Transfer {
+    device: Arc<Device>,
+    encoder: Encoder,
+}
+
+impl Transfer {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, DeviceError> {
+        Ok(Transfer { device: device.clone(), encoder: Encoder::new(device, "transfer", 1)? })
+    }
+
+    /// Fills all buffers of `arena` with zeros.
+    pub(crate) fn zero(&mut self, arena: &Arena) -> Result<(), DeviceError> {
+        if arena.buffers().is_empty() {
+            return Ok(());
+        }
+        self.encoder.submit(|encoder| {
+            let mut pass = encoder.transfer("zero");
+            for &buffer in arena.buffers() {
+                pass.fill_buffer(buffer.into(), buffer.size(), 0);
+            }
+        })?;
+        self.encoder.wait()
+    }
+
+    /// Writes each source to its place. Empty ones are skipped.
+    pub(crate) fn upload(&mut self, items: &[(BufferPiece, Source)]) -> Result<(), DeviceError> {
+        for batch in batches(items, |(_, source)| source.bytes()) {
+            let total: u64 = batch.iter().map(|(_, source)| source.bytes()).sum();
+            if total == 0 {
+                continue;
+            }
+            let mut staging = Staging::upload(&self.device, total)?;
+            let mut rest = staging.words_mut();
+            for (_, source) in batch {
+                let (words, tail) = rest.split_at_mut(source.bytes() as usize / 4);
+                source.write(words);
+                rest = tail;
+            }
+            self.encoder.submit(|encoder| {
+                let mut pass = encoder.transfer("upload");
+                let mut offset = 0;
+                for (piece, source) in batch.iter().filter(|(_, source)| source.bytes() > 0) {
+                    pass.copy_buffer_to_buffer(staging.at(offset), *piece, source.bytes());
+                    offset += source.bytes();
+                }
+            })?;
+            self.encoder.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Reads a tensor from each place; an absent place stands for an empty tensor.
+    pub(crate) fn download(&mut self, items: &[(Option<BufferPiece>, &TensorType)]) -> Result<Vec<Tensor>, DeviceError> {
+        let bytes = |(piece, ty): &(Option<BufferPiece>, &TensorType)| piece.map_or(0, |_| ty.device_bytes() as u64);
+        let mut tensors = Vec::with_capacity(items.len());
+        for batch in batches(items, bytes) {
+            let total: u64 = batch.iter().map(bytes).sum();
+            if total == 0 {
+                tensors.extend(batch.iter().map(|(_, ty)| words::decode(ty, &[])));
+                continue;
+            }
+            let staging = Staging::download(&self.device, total)?;
+            self.encoder.submit(|encoder| {
+                let mut pass = encoder.transfer("download");
+                let mut offset = 0;
+                for item in batch {
+                    if let Some(piece) = item.0 {
+                        pass.copy_buffer_to_buffer(piece, staging.at(offset), bytes(item));
+                        offset += bytes(item);
+                    }
+                }
+            })?;
+            self.encoder.wait()?;
+            let mut rest = staging.words();
+            for item in batch {
+                let (words, tail) = rest.split_at(bytes(item) as usize / 4);
+                tensors.push(words::decode(item.1, words));
+                rest = tail;
+            }
+        }
+        Ok(tensors)
+    }
+}
+
+/// Cuts `items` where their sum would pass [`BATCH_BYTES`].
+fn batches<T>(items: &[T], bytes: impl Fn(&T) -> u64) -> impl Iterator<Item = &[T]> {
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let mut sum = 0u64;
+        let fits = rest.iter().take_while(|item| {
+            sum += bytes(item);
+            sum <= BATCH_BYTES
+        });
+        let count = fits.count().max(1);
+        let (batch, tail) = rest.split_at_checked(count)?;
+        rest = tail;
+        Some(batch)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_keep_order_and_respect_the_limit() {
+        let sizes = [BATCH_BYTES / 2, BATCH_BYTES / 2, 1, BATCH_BYTES * 3, 5, 0];
+        let cut: Vec<&[u64]> = batches(&sizes, |&s| s).collect();
+        assert_eq!(cut, [&sizes[..2], &sizes[2..3], &sizes[3..4], &sizes[4..]]);
+        assert_eq!(batches(&[], |&s: &u64| s).count(), 0);
+    }
+}

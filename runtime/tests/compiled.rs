@@ -1,0 +1,79 @@
+//! Compiled programs on the device against the reference interpreter: every op, at odd shapes, under every profile.
+
+use std::sync::Arc;
+
+use meganeura_codegen::{CompileOptions, DeviceKind, DeviceProfile, compile};
+use meganeura_ir::interpreter::{Environment, interpret};
+use meganeura_ir::testing::{random_tensor, relative_l2, sample_graphs};
+use meganeura_ir::{DType, Graph, Tensor};
+use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
+
+fn open() -> Arc<Device> {
+    Device::open(&DeviceSelector::Auto).expect("a Vulkan device")
+}
+
+fn run(device: &Arc<Device>, graph: &Graph, inputs: &[Tensor], profile: &DeviceProfile) -> Result<Vec<Tensor>, String> {
+    let verified = graph.clone().verify().map_err(|e| e.to_string())?;
+    let compiled = compile(&verified, profile, &CompileOptions::default()).map_err(|e| e.to_string())?;
+    let program = Arc::new(compiled.program);
+    let store = ParameterStore::new(device, &program).map_err(|e| e.to_string())?;
+    let mut session = Session::new(device, program, &store).map_err(|e| e.to_string())?;
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    session.run_ordered(&inputs).map_err(|e| e.to_string())
+}
+
+/// The largest relative error of a correct kernel: half a unit in the last place of narrow dtypes, and more where drivers approximate.
+fn tolerance(name: &str, dtype: DType) -> f64 {
+    const APPROXIMATE: [&str; 7] = ["pow", "acosh", "cosh", "exp", "log", "reduce_prod", "scatter_mul"];
+    match dtype {
+        DType::F16 => 5e-4,
+        DType::BF16 => 4e-3,
+        _ if APPROXIMATE.iter().any(|a| name.contains(a)) => 1e-5,
+        _ => 2e-6,
+    }
+}
+
+fn check_all_samples(kind: DeviceKind) {
+    let device = open();
+    let profile = DeviceProfile { kind, ..device.profile().clone() };
+    let only = std::env::var("MEGANEURA_SAMPLE").ok();
+    let mut failures = Vec::new();
+    for (name, graph) in sample_graphs() {
+        if only.as_ref().is_some_and(|o| !name.contains(o.as_str())) {
+            continue;
+        }
+        let inputs: Vec<Tensor> =
+            graph.inputs().iter().enumerate().map(|(i, info)| random_tensor(&info.ty, i as u64 + 1)).collect();
+        let environment = Environment::<f64>::from_tensors(&inputs, []);
+        let expected = interpret(&graph, &environment).expect("samples evaluate");
+        let outputs = match run(&device, &graph, &inputs, &profile) {
+            Ok(outputs) => outputs,
+            Err(e) => {
+                failures.push(format!("{name}: {e}"));
+                continue;
+            }
+        };
+        let ty = graph.ty(graph.outputs()[0].node);
+        let want = expected.outputs()[0].to_tensor(&if ty.dtype.is_float() {
+            meganeura_ir::TensorType::new(DType::F64, ty.shape.clone())
+        } else {
+            ty.clone()
+        });
+        let want = want.expect("the interpreter's value has the output's type");
+        let error = relative_l2(&outputs[0].to_f64_vec(), &want.to_f64_vec());
+        if outputs[0].ty() != ty || error > tolerance(&name, ty.dtype) || !ty.dtype.is_float() && outputs[0] != want {
+            failures.push(format!("{name}: relative error {error:.3e}"));
+        }
+    }
+    assert!(failures.is_empty(), "{} samples fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_op_agrees_with_the_interpreter_under_the_software_profile() {
+    check_all_samples(DeviceKind::Software);
+}
+
+#[test]
+fn every_op_agrees_with_the_interpreter_under_the_generic_profile() {
+    check_all_samples(DeviceKind::Generic);
+}

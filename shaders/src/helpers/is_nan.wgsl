@@ -1,0 +1,4 @@
+// By bits: compilers may assume that no value is NaN.
+fn is_nan(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+}

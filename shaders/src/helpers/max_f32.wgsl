@@ -1,0 +1,4 @@
+// NaN if either is NaN.
+fn max_f32(a: f32, b: f32) -> f32 {
+    return select(select(a, b, b > a), b, b != b);
+}

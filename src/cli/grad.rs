@@ -1,0 +1,70 @@
+//! `meganeura grad`: one forward and backward pass.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use meganeura::{Dataset, Error, Loss, Objective, WithRespectTo, write_tensors};
+use serde_json::json;
+
+use super::train::parse_loss;
+use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
+
+/// Compute a loss and its gradient over the arrays of a file, as one batch
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  meganeura grad model.onnx --data in.npz --loss mse -o grads.safetensors")]
+pub struct GradArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Arrays named after the inputs, and the target: .npz, .safetensors or .csv
+    #[arg(long, value_name = "IN")]
+    data: PathBuf,
+    /// cross_entropy, mse, bce, l1, huber, kl, or output: the model computes the loss itself
+    #[arg(long, value_parser = parse_loss)]
+    loss: Loss,
+    /// Name of the target in the data [default: target, label or y]
+    #[arg(long, value_name = "KEY")]
+    target: Option<String>,
+    /// The output that the loss judges, where there are several
+    #[arg(long, value_name = "NAME")]
+    output: Option<String>,
+    /// What to differentiate by
+    #[arg(long, value_enum, default_value_t = Wrt::Parameters)]
+    wrt: Wrt,
+    /// The safetensors file to write: each gradient under the name of its tensor
+    #[arg(short = 'o', value_name = "OUT")]
+    out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Wrt {
+    Parameters,
+    Inputs,
+}
+
+pub fn run(args: &GradArgs) -> Result<(), Failure> {
+    check_writable(&args.out)?;
+    let model = args.model.open(&[])?;
+    let data = Dataset::open(&args.data).map_err(Error::from)?;
+    let objective = Objective { loss: args.loss, output: args.output.clone(), target: args.target.clone() };
+    let wrt = match args.wrt {
+        Wrt::Parameters => WithRespectTo::Parameters,
+        Wrt::Inputs => WithRespectTo::Inputs,
+    };
+    let device = args.device.open()?;
+    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings())?;
+    let metadata = HashMap::from([("loss".to_string(), format!("{:?}", found.loss))]);
+    write_tensors(&args.out, &found.gradients, metadata).map_err(Error::from)?;
+    let squares = found.gradients.values().flat_map(|t| t.to_f64_vec()).map(|v| v * v);
+    let norm = squares.sum::<f64>().sqrt();
+    eprintln!("wrote {}", args.out.display());
+    match args.json {
+        true => print_json(&json!({ "loss": found.loss, "gradient_norm": norm, "tensors": found.gradients.len() })),
+        false => print(&format!("loss {:.8}\ngradient norm {norm:.8} over {} tensors\n", found.loss, found.gradients.len())),
+    }
+}

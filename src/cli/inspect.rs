@@ -1,0 +1,108 @@
+//! `meganeura inspect`: each stage of a model, for people.
+
+use std::fmt::Write;
+
+use clap::Args;
+use meganeura::codegen::program::{Program, Region};
+use meganeura::codegen::{CompileOptions, Compiled, compile};
+use meganeura::{Error, Model};
+
+use super::dot::dot;
+use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all};
+
+/// Show a model: what is in it, its graph, its plan, or a kernel
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  meganeura inspect model.onnx --dim batch=1 --plan")]
+pub struct InspectArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Keep only this output and what it needs (may be repeated)
+    #[arg(long = "output", value_name = "NAME")]
+    outputs: Vec<String>,
+    #[command(flatten)]
+    view: View,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON: of the summary and of the parameters
+    #[arg(long, conflicts_with_all = ["graph", "plan", "wgsl", "dot"])]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct View {
+    /// The typed graph as text
+    #[arg(long)]
+    graph: bool,
+    /// Dispatches, kernels and memory for the device
+    #[arg(long)]
+    plan: bool,
+    /// The shader of a kernel: its number in the plan, or a part of its label
+    #[arg(long, value_name = "KERNEL")]
+    wgsl: Option<String>,
+    /// The typed graph as Graphviz source
+    #[arg(long)]
+    dot: bool,
+    /// The parameters only
+    #[arg(long)]
+    parameters: bool,
+}
+
+pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+    let model = args.model.open(&args.outputs)?;
+    let view = &args.view;
+    if view.graph || view.dot {
+        let specialized = model.specialize(&args.model.bindings())?;
+        warn_all(&specialized.warnings);
+        return print(&if view.dot { dot(&specialized.graph) } else { specialized.graph.to_string() });
+    }
+    if view.parameters {
+        let table = import::parameters(&model);
+        return if args.json { print_json(&table.json()) } else { print(&table.text("parameters")) };
+    }
+    match &view.wgsl {
+        Some(kernel) => print(&shader(&compiled(args, &model)?.program, kernel)?),
+        None if view.plan => print(&plan(&compiled(args, &model)?)),
+        None => import::report(&model, args.json),
+    }
+}
+
+fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
+    let device = args.device.open()?;
+    let graph = model.specialize(&args.model.bindings())?.graph.verify().map_err(Error::from)?;
+    Ok(compile(&graph, device.profile(), &CompileOptions::default()).map_err(Error::from)?)
+}
+
+/// What the compiler did, then every dispatch in order.
+fn plan(compiled: &Compiled) -> String {
+    let Compiled { program, report } = compiled;
+    let mut out = format!("{report}\n");
+    for (index, kernel) in program.kernels.iter().enumerate() {
+        let uses = program.dispatches.iter().filter(|d| d.kernel == index).count();
+        let _ = writeln!(out, "kernel {index}  {}  workgroup {:?}  {uses} dispatches", kernel.label, kernel.workgroup_size);
+    }
+    out.push('\n');
+    for (index, dispatch) in program.dispatches.iter().enumerate() {
+        if dispatch.barrier {
+            out.push_str("-- barrier\n");
+        }
+        let regions: Vec<String> = dispatch.regions.iter().map(place).collect();
+        let _ = writeln!(out, "{index}  kernel {}  workgroups {:?}  {}", dispatch.kernel, dispatch.workgroups, regions.join(" "));
+    }
+    out
+}
+
+/// `scratch.0+256:1024`: space and buffer, offset and size in bytes.
+fn place(region: &Region) -> String {
+    let space = format!("{:?}", region.space).to_lowercase();
+    format!("{space}.{}+{}:{}", region.buffer, region.offset, region.size)
+}
+
+fn shader(program: &Program, wanted: &str) -> Result<String, Failure> {
+    let by_number = wanted.parse::<usize>().ok().and_then(|index| program.kernels.get(index));
+    let found = by_number.or_else(|| program.kernels.iter().find(|kernel| kernel.label.contains(wanted)));
+    found.map(|kernel| format!("// {}\n{}\n", kernel.label, kernel.wgsl)).ok_or_else(|| {
+        let labels: Vec<String> = program.kernels.iter().enumerate().map(|(i, k)| format!("  {i}  {}", k.label)).collect();
+        Failure::input(format!("no kernel {wanted:?}; there are\n{}", labels.join("\n")))
+    })
+}

@@ -1,0 +1,444 @@
+//! `meganeura train`: fine-tuning.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Instant;
+
+use clap::Args;
+use meganeura::checkpoint::{self, Checkpoint, CheckpointFolder};
+use meganeura::log::{Event, RunLog};
+use meganeura::plot::loss_curve;
+use meganeura::runtime::atomic_write;
+use meganeura::{
+    Dataset, Decay, Error, Evaluation, Evaluator, Length, Loss, Metric, Model, Objective, Optimizer, Pattern, StepReport, TrainOptions,
+    Trainer,
+};
+use serde_json::json;
+
+use super::progress::Progress;
+use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
+
+/// Fine-tune a model
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  meganeura train model.onnx --data train.npz --loss cross_entropy -o tuned.safetensors
+  meganeura train model.onnx --data train.npz --eval test.npz --loss cross_entropy --epochs 5 --batch 32 \\
+      --optimizer adamw --lr 1e-3 --schedule cosine --checkpoint run/ --log run.jsonl --plot loss.svg -o tuned.safetensors")]
+pub struct TrainArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Samples along the first axis: .npz, .safetensors or .csv
+    #[arg(long, value_name = "TRAIN")]
+    data: PathBuf,
+    /// cross_entropy, mse, bce, l1, huber, kl, or output: the model computes the loss itself
+    #[arg(long, value_parser = parse_loss)]
+    loss: Loss,
+    /// Name of the target in the data [default: target, label or y]
+    #[arg(long, value_name = "KEY")]
+    target: Option<String>,
+    /// The output that the loss judges, where there are several
+    #[arg(long, value_name = "NAME")]
+    output: Option<String>,
+    /// Held-out data: evaluated before, after each epoch, and at the end
+    #[arg(long, value_name = "EVAL")]
+    eval: Option<PathBuf>,
+    /// What evaluation reports besides the loss: accuracy or mse [default: accuracy for cross_entropy]
+    #[arg(long, requires = "eval")]
+    metric: Option<Metric>,
+    #[command(flatten)]
+    length: LengthArgs,
+    /// Samples per step [default: what the model fixes, else 32]
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+    /// The learning rate after the warm-up: constant, cosine or linear
+    #[arg(long, default_value = "constant")]
+    schedule: Decay,
+    /// Steps over which the learning rate rises
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    warmup: u64,
+    /// The largest norm of all gradients together
+    #[arg(long, value_name = "X")]
+    clip: Option<f64>,
+    /// Train only the parameters whose name matches (may be repeated)
+    #[arg(long, value_name = "GLOB")]
+    train: Vec<Pattern>,
+    /// Do not train the parameters whose name matches (may be repeated)
+    #[arg(long, value_name = "GLOB")]
+    freeze: Vec<Pattern>,
+    /// Decides the order of the samples [default: 0, or what the resumed run had]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Folder for checkpoints step-N.safetensors
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints [default: an epoch]
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    every: Option<u64>,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint", value_parser = parse_keep)]
+    keep: usize,
+    /// Go on from the newest checkpoint in this folder
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
+    /// Write one JSON object per step and event
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Draw the loss over the steps
+    #[arg(long, value_name = "SVG")]
+    plot: Option<PathBuf>,
+    /// The safetensors file for the tuned model. Without it the result would be lost
+    #[arg(short = 'o', value_name = "OUT")]
+    out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct LengthArgs {
+    /// Passes over the data [default: 1]
+    #[arg(long, value_name = "N")]
+    epochs: Option<u64>,
+    /// Optimiser steps
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct OptimizerArgs {
+    /// sgd, adam or adamw
+    #[arg(long, default_value = "adamw", value_parser = parse_optimizer)]
+    optimizer: Optimizer,
+    /// The learning rate
+    #[arg(long, default_value_t = 1e-3, value_name = "X", value_parser = parse_rate)]
+    lr: f64,
+    /// Momentum, of sgd [default: 0]
+    #[arg(long, value_name = "X")]
+    momentum: Option<f64>,
+    /// Decay rates of the moments, of adam and adamw [default: 0.9,0.999]
+    #[arg(long, value_name = "A,B", value_parser = parse_betas)]
+    betas: Option<(f64, f64)>,
+    /// Weight decay [default: 0.01 for adamw, else 0]
+    #[arg(long, value_name = "X")]
+    weight_decay: Option<f64>,
+}
+
+pub fn parse_loss(name: &str) -> Result<Loss, String> {
+    Loss::from_name(name).map_err(|e| e.to_string())
+}
+
+fn parse_optimizer(name: &str) -> Result<Optimizer, String> {
+    Optimizer::from_name(name).map_err(|e| e.to_string())
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match f64::from_str(text) {
+        Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok(rate),
+        _ => Err("a number of at least 0 is needed".to_string()),
+    }
+}
+
+fn parse_keep(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|keep| *keep > 0).ok_or_else(|| "a number of at least 1 is needed".to_string())
+}
+
+fn parse_betas(text: &str) -> Result<(f64, f64), String> {
+    let (a, b) = text.split_once(',').ok_or("write A,B, for instance 0.9,0.999")?;
+    let beta = |text: &str| match f64::from_str(text.trim()) {
+        Ok(beta) if (0.0..1.0).contains(&beta) => Ok(beta),
+        _ => Err(format!("{text:?} is not a number from 0 to below 1")),
+    };
+    Ok((beta(a)?, beta(b)?))
+}
+
+impl OptimizerArgs {
+    fn build(&self) -> Result<Optimizer, Failure> {
+        let mut optimizer = self.optimizer;
+        let name = optimizer.name();
+        let unused = |flag: &str| Failure::input(format!("--{flag} means nothing to the optimizer {name}"));
+        match &mut optimizer {
+            Optimizer::Sgd { momentum, weight_decay, .. } => {
+                if self.betas.is_some() {
+                    return Err(unused("betas"));
+                }
+                *momentum = self.momentum.unwrap_or(*momentum);
+                *weight_decay = self.weight_decay.unwrap_or(*weight_decay);
+            }
+            Optimizer::Adam { beta1, beta2, weight_decay, .. } | Optimizer::AdamW { beta1, beta2, weight_decay, .. } => {
+                if self.momentum.is_some() {
+                    return Err(unused("momentum"));
+                }
+                (*beta1, *beta2) = self.betas.unwrap_or((*beta1, *beta2));
+                *weight_decay = self.weight_decay.unwrap_or(*weight_decay);
+            }
+        }
+        Ok(optimizer)
+    }
+}
+
+impl TrainArgs {
+    fn options(&self, seed: u64) -> Result<TrainOptions, Failure> {
+        let objective = Objective { loss: self.loss, output: self.output.clone(), target: self.target.clone() };
+        let length = match (self.length.epochs, self.length.steps) {
+            (_, Some(steps)) => Length::Steps(steps),
+            (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
+        };
+        Ok(TrainOptions {
+            optimizer: self.optimizer.build()?,
+            learning_rate: self.optimizer.lr,
+            decay: self.schedule,
+            warmup: self.warmup,
+            clip: self.clip,
+            batch: self.batch,
+            length,
+            train: self.train.clone(),
+            freeze: self.freeze.clone(),
+            seed,
+            bindings: self.model.bindings(),
+            ..TrainOptions::new(objective)
+        })
+    }
+
+    /// What the run needs and cannot make later: every file that it will write.
+    fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
+        [Some(&self.out), self.log.as_ref(), self.plot.as_ref()].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+        let Some(path) = &self.checkpoint else { return Ok(None) };
+        let folder = CheckpointFolder::create(path, self.keep).map_err(Error::from)?;
+        if self.resume.as_ref() != Some(path) && !folder.is_empty().map_err(Error::from)? {
+            let path = path.display();
+            return Err(Failure::input(format!("{path} holds checkpoints of another run: choose another folder, or --resume {path}")));
+        }
+        Ok(Some(folder))
+    }
+
+    fn resumed(&self) -> Result<Option<Checkpoint>, Failure> {
+        let Some(folder) = &self.resume else { return Ok(None) };
+        let (checkpoint, problems) = checkpoint::newest(folder).map_err(Error::from)?;
+        problems.iter().for_each(|problem| eprintln!("warning: passed over {problem}"));
+        Ok(Some(checkpoint))
+    }
+}
+
+pub fn run(args: &TrainArgs) -> Result<(), Failure> {
+    let folder = args.check_outputs()?;
+    let resumed = args.resumed()?;
+    let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
+    let options = args.options(seed)?;
+    let mut model = args.model.open(&[])?;
+    let data = Dataset::open(&args.data).map_err(Error::from)?;
+    let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
+
+    let device = args.device.open()?;
+    let preparing = Instant::now();
+    let mut trainer = Trainer::new(&model, &device, &data, options)?;
+    if let Some(checkpoint) = &resumed {
+        trainer.resume(checkpoint)?;
+    }
+    let metric = args.metric.or(Metric::default_of(&args.loss));
+    let evaluator = held_out.map(|data| trainer.evaluator(&model, &data, metric)).transpose()?;
+    let (trained, total) = (trainer.trained().len(), trainer.total_steps());
+    eprintln!(
+        "{}: {trained} of {} parameters train on {} samples, {total} steps of {}; prepared in {:.1} s",
+        device.info().name,
+        model.parameters().len(),
+        trainer.samples(),
+        trainer.batch(),
+        preparing.elapsed().as_secs_f64()
+    );
+    let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
+    let start = Event::Start {
+        samples: trainer.samples(),
+        batch: trainer.batch(),
+        steps: total,
+        first_step: trainer.step(),
+        parameters: model.parameters().len(),
+        trained,
+        seed,
+        device: device.info().name.clone(),
+    };
+    let progress = Progress::new(trainer.step(), total, trainer.batch());
+    let mut run = Run {
+        every: args.every.unwrap_or(trainer.steps_per_epoch()),
+        trainer,
+        evaluator,
+        folder,
+        record: Record { log, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
+    };
+    run.record.log(&start)?;
+    let outcome = run.train();
+    run.record.progress.finish();
+    outcome?;
+
+    run.trainer.update(&mut model)?;
+    model.save(&args.out)?;
+    eprintln!("wrote {}", args.out.display());
+    if let Some(path) = &args.plot {
+        run.record.plot(path)?;
+    }
+    run.summary(&args.out, args.json)
+}
+
+/// A training run with all that watches it.
+struct Run {
+    trainer: Trainer,
+    evaluator: Option<Evaluator>,
+    folder: Option<CheckpointFolder>,
+    /// Steps between checkpoints.
+    every: u64,
+    record: Record,
+}
+
+/// What is remembered and shown of a run.
+struct Record {
+    log: Option<RunLog>,
+    progress: Progress,
+    started: Instant,
+    /// `(step, loss)`
+    losses: Vec<(u64, f64)>,
+    evaluations: Vec<(u64, Evaluation)>,
+}
+
+impl Run {
+    fn train(&mut self) -> Result<(), Failure> {
+        self.evaluate()?;
+        self.record.progress.start();
+        let total = self.trainer.total_steps();
+        while self.trainer.step() < total {
+            let step = self.trainer.step();
+            let next_multiple = |interval: u64| (step / interval + 1) * interval;
+            let checkpoint = self.folder.as_ref().map(|_| next_multiple(self.every));
+            let evaluation = self.evaluator.as_ref().map(|_| next_multiple(self.trainer.steps_per_epoch()));
+            let stop = [Some(total), checkpoint, evaluation].into_iter().flatten().min().unwrap_or(total);
+            let record = &mut self.record;
+            self.trainer.train_to(stop, |report| record.step(report))?;
+            if checkpoint == Some(stop) || stop == total {
+                self.checkpoint()?;
+            }
+            if evaluation == Some(stop) || stop == total {
+                self.evaluate()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Failure> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let checkpoint = self.trainer.checkpoint()?;
+        let path = folder.save(&checkpoint).map_err(Error::from)?;
+        self.record.log(&Event::Checkpoint { step: checkpoint.progress.step, path })
+    }
+
+    fn evaluate(&mut self) -> Result<(), Failure> {
+        let Some(evaluator) = &mut self.evaluator else { return Ok(()) };
+        let step = self.trainer.step();
+        let evaluation = evaluator.run()?;
+        self.record.evaluation(step, evaluation)
+    }
+
+    fn summary(&self, out: &Path, json: bool) -> Result<(), Failure> {
+        let record = &self.record;
+        let evaluation = |found: Option<&(u64, Evaluation)>| {
+            found.map(|(_, e)| json!({ "loss": e.loss, "metric": e.metric.map(|m| m.0.name()), "value": e.metric.map(|m| m.1) }))
+        };
+        let seconds = record.started.elapsed().as_secs_f64();
+        let loss = record.losses.last().map(|l| l.1);
+        if json {
+            return print_json(&json!({
+                "steps": self.trainer.step(),
+                "loss": loss,
+                "before": evaluation(record.evaluations.first()),
+                "after": evaluation(record.evaluations.last()),
+                "seconds": seconds,
+                "output": out,
+            }));
+        }
+        let loss = loss.map(|l| format!(", last loss {l:.6}")).unwrap_or_default();
+        let mut text = format!("{} steps in {seconds:.1} s{loss}\n", self.trainer.step());
+        for (when, found) in [("before", record.evaluations.first()), ("after", record.evaluations.last())] {
+            if let Some((_, e)) = found {
+                text += &format!("{when}: {}\n", describe(e));
+            }
+        }
+        print(&text)
+    }
+}
+
+impl Record {
+    fn log(&mut self, event: &Event) -> Result<(), Failure> {
+        match &mut self.log {
+            Some(log) => Ok(log.write(event).map_err(Error::from)?),
+            None => Ok(()),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        let StepReport { step, epoch, loss, learning_rate } = *report;
+        self.losses.push((step, loss));
+        self.progress.step(step, loss);
+        let (samples_per_second, seconds) = (self.progress.speed(step), self.seconds());
+        self.log(&Event::Step { step, epoch, loss, learning_rate, samples_per_second, seconds })
+    }
+
+    fn evaluation(&mut self, step: u64, evaluation: Evaluation) -> Result<(), Failure> {
+        self.progress.note(&format!("evaluation after {step} steps: {}", describe(&evaluation)));
+        self.evaluations.push((step, evaluation));
+        let Evaluation { samples, loss, metric } = evaluation;
+        let (metric, value) = metric.map(|(metric, value)| (metric.name(), value)).unzip();
+        let seconds = self.seconds();
+        self.log(&Event::Evaluation { step, samples, loss, metric, value, seconds })
+    }
+
+    fn plot(&self, path: &Path) -> Result<(), Failure> {
+        let evaluations: Vec<(u64, f64)> = self.evaluations.iter().map(|(step, e)| (*step, e.loss)).collect();
+        let svg = loss_curve(&self.losses, &evaluations).map_err(Error::from)?;
+        atomic_write(path, |file| file.write_all(svg.as_bytes())).map_err(Error::from)?;
+        eprintln!("wrote {}", path.display());
+        Ok(())
+    }
+}
+
+fn describe(evaluation: &Evaluation) -> String {
+    let metric = evaluation.metric.map(|(metric, value)| format!(", {} {value:.4}", metric.name())).unwrap_or_default();
+    format!("loss {:.6}{metric} over {} samples", evaluation.loss, evaluation.samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn optimizer(name: &str, momentum: Option<f64>, betas: Option<(f64, f64)>) -> Result<Optimizer, Failure> {
+        let optimizer = parse_optimizer(name).unwrap();
+        OptimizerArgs { optimizer, lr: 0.1, momentum, betas, weight_decay: Some(0.5) }.build()
+    }
+
+    #[test]
+    fn flags_reach_the_optimizer_that_they_belong_to() {
+        let sgd = optimizer("sgd", Some(0.9), None).unwrap();
+        assert!(matches!(sgd, Optimizer::Sgd { momentum: 0.9, weight_decay: 0.5, .. }));
+        let adam = optimizer("adam", None, Some((0.8, 0.9))).unwrap();
+        assert!(matches!(adam, Optimizer::Adam { beta1: 0.8, beta2: 0.9, weight_decay: 0.5, .. }));
+    }
+
+    #[test]
+    fn flags_of_another_optimizer_are_refused() {
+        assert!(optimizer("adamw", Some(0.9), None).unwrap_err().message.contains("--momentum"));
+        assert!(optimizer("sgd", None, Some((0.9, 0.9))).unwrap_err().message.contains("--betas"));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        assert!(parse_rate("-1").is_err() && parse_rate("nan").is_err() && parse_rate("1e-3") == Ok(1e-3));
+        assert!(parse_betas("0.9").is_err() && parse_betas("0.9,1").is_err() && parse_betas("0.9, 0.95") == Ok((0.9, 0.95)));
+        assert!(parse_keep("0").is_err() && parse_keep("2") == Ok(2));
+    }
+}

@@ -1,0 +1,263 @@
+//! A data set bound to a model: which array feeds which input, with shapes and dtypes checked.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use meganeura_import::{Dim, ModelInput};
+use meganeura_ir::{DType, Shape, Tensor, TensorType};
+
+use super::{Array, DataError, Dataset, batch_type, numpy_name, widens};
+
+/// The arrays that a model reads from a data set, and the target.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    path: PathBuf,
+    inputs: Vec<Column>,
+    target: Option<Column>,
+    count: usize,
+}
+
+/// An array in its role. Batches leave it with `dtype`.
+#[derive(Clone, Debug)]
+struct Column {
+    /// The name of the input in the graph.
+    name: String,
+    /// The name in the file.
+    key: String,
+    array: Array,
+    dtype: DType,
+}
+
+/// Which target a data set must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// The loss takes none.
+    Absent,
+    /// Under this key, or under one of [`TARGET_KEYS`](super::TARGET_KEYS).
+    Key(Option<&'a str>),
+}
+
+impl Samples {
+    /// Finds an array for every input and for the target, for use in batches: the first axis of every array (scalars excepted) is the
+    /// sample axis, and the others fit the model. The first axis of the model's inputs is not looked at.
+    ///
+    /// # Errors
+    /// Missing arrays, shapes that do not fit, dtypes that do not widen to the model's without loss, unequal numbers of samples.
+    pub fn bind(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>) -> Result<Self, DataError> {
+        let mut samples = Self::find(dataset, inputs, target, 1)?;
+        if let Some(target) = samples.target.as_ref().filter(|t| t.array.samples().is_none()) {
+            return Err(DataError::NoSampleAxis { path: samples.path, array: target.key.clone() });
+        }
+        let mut counts = samples.columns().filter_map(|c| Some((&c.key, c.array.samples()?)));
+        let (first, count) = counts.next().ok_or_else(|| DataError::Empty { path: samples.path.clone() })?;
+        if let Some((key, found)) = counts.find(|(_, n)| *n != count) {
+            let (array, other) = (key.clone(), first.clone());
+            return Err(DataError::SampleCount { path: samples.path, array, found, other, expected: count });
+        }
+        if count == 0 {
+            return Err(DataError::Empty { path: samples.path });
+        }
+        samples.count = count;
+        Ok(samples)
+    }
+
+    /// Finds an array for every input and for the target, for use as they are: all axes fit the model, and no axis is special.
+    ///
+    /// # Errors
+    /// As [`Samples::bind`], the number of samples excepted.
+    pub fn whole(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>) -> Result<Self, DataError> {
+        Self::find(dataset, inputs, target, 0)
+    }
+
+    fn find(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>, first_axis: usize) -> Result<Self, DataError> {
+        let path = dataset.path();
+        let key = match target {
+            Target::Key(key) => key,
+            Target::Absent => None,
+        };
+        let bind = |input: &ModelInput| {
+            let (key, array) = dataset.input(&input.name, inputs.len() == 1, key)?;
+            check(path, &key, &array, input, first_axis)?;
+            Ok(Column { name: input.name.clone(), key, array, dtype: graph_dtype(input) })
+        };
+        let inputs = inputs.iter().map(bind).collect::<Result<_, DataError>>()?;
+        let target = match target {
+            Target::Absent => None,
+            Target::Key(key) => {
+                let (key, array) = dataset.target(key)?;
+                let dtype = array.ty().dtype;
+                Some(Column { name: TARGET_INPUT.to_string(), key, array, dtype })
+            }
+        };
+        Ok(Samples { path: path.to_path_buf(), inputs, target, count: 0 })
+    }
+
+    fn columns(&self) -> impl Iterator<Item = &Column> {
+        self.inputs.iter().chain(&self.target)
+    }
+
+    /// The number of samples; 0 where the arrays are used as they are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The shapes of the model's inputs in a batch of `batch` samples, or as they are.
+    pub fn shapes(&self, batch: Option<usize>) -> BTreeMap<String, Vec<usize>> {
+        self.inputs.iter().map(|c| (c.name.clone(), c.ty(batch).shape.to_vec())).collect()
+    }
+
+    /// The type of the target in the file, for a batch of `batch` samples or as it is.
+    pub fn target_type(&self, batch: Option<usize>) -> Option<TensorType> {
+        self.target.as_ref().map(|c| c.ty(batch))
+    }
+
+    /// The key of the target in the file.
+    pub fn target_key(&self) -> Option<&str> {
+        self.target.as_ref().map(|c| c.key.as_str())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes batches hold the target as `dtype`.
+    pub fn convert_target(&mut self, dtype: DType) {
+        if let Some(target) = &mut self.target {
+            target.dtype = dtype;
+        }
+    }
+
+    /// The samples at `indices`, by name of the graph's input; the target under [`TARGET_INPUT`].
+    pub fn batch(&self, indices: &[usize]) -> Vec<(String, Tensor)> {
+        self.columns().map(|c| (c.name.clone(), c.array.rows(indices).cast(c.dtype))).collect()
+    }
+
+    /// The targets of the samples at `indices`, in the dtype of the graph.
+    pub fn targets(&self, indices: &[usize]) -> Option<Tensor> {
+        self.target.as_ref().map(|c| c.array.rows(indices).cast(c.dtype))
+    }
+
+    /// All arrays as they are, by name of the graph's input; the target under [`TARGET_INPUT`].
+    pub fn tensors(&self) -> Vec<(String, Tensor)> {
+        self.columns().map(|c| (c.name.clone(), c.array.tensor().cast(c.dtype))).collect()
+    }
+}
+
+/// The name of the graph's input for targets.
+pub const TARGET_INPUT: &str = "loss/target";
+
+impl Column {
+    fn ty(&self, batch: Option<usize>) -> TensorType {
+        match batch {
+            Some(batch) if self.array.samples().is_some() => batch_type(self.array.ty(), batch),
+            _ => self.array.ty().clone(),
+        }
+    }
+}
+
+/// The dtype that the graph takes: models of every float compute in f32.
+fn graph_dtype(input: &ModelInput) -> DType {
+    if input.dtype.is_float() { DType::F32 } else { input.dtype }
+}
+
+/// Whether an array fits an input, apart from the axes before `first_axis`.
+fn check(path: &Path, key: &str, array: &Array, input: &ModelInput, first_axis: usize) -> Result<(), DataError> {
+    let found = array.ty();
+    let role = || format!("input {:?}", input.name);
+    let fits = |(dim, &size): (&Dim, &usize)| !matches!(dim, Dim::Fixed(fixed) if *fixed != size);
+    let fits = !input.ranked || input.dims.len() == found.shape.rank() && input.dims.iter().zip(found.shape.iter()).skip(first_axis).all(fits);
+    if !fits {
+        let (found, expected) = (found.shape.clone(), describe(&input.dims, first_axis));
+        return Err(DataError::Shape { path: path.to_path_buf(), array: key.to_string(), role: role(), found, expected });
+    }
+    if !widens(found.dtype, input.dtype) && !widens(found.dtype, graph_dtype(input)) {
+        let (found, expected, numpy) = (found.dtype, input.dtype, numpy_name(input.dtype));
+        let (path, array) = (path.to_path_buf(), key.to_string());
+        return Err(DataError::DType { path, array, role: role(), found, expected, numpy });
+    }
+    Ok(())
+}
+
+fn describe(dims: &[Dim], first_axis: usize) -> String {
+    let name = |(axis, dim): (usize, &Dim)| if axis < first_axis { "samples".to_string() } else { dim.to_string() };
+    format!("[{}]", dims.iter().enumerate().map(name).collect::<Vec<_>>().join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(name: &str, dtype: DType, dims: Vec<Dim>) -> ModelInput {
+        ModelInput { name: name.to_string(), dtype, dims, ranked: true }
+    }
+
+    fn image() -> ModelInput {
+        input("image", DType::F32, vec![Dim::Symbol("batch".into()), Dim::Fixed(2)])
+    }
+
+    fn images(samples: usize) -> Tensor {
+        Tensor::from_f32([samples, 2], &vec![0.5; samples * 2])
+    }
+
+    fn labels(values: &[i64]) -> Tensor {
+        Tensor::from_i64(DType::I32, [values.len()], values)
+    }
+
+    #[test]
+    fn a_batch_has_every_input_and_the_converted_target() {
+        let data = Dataset::from_tensors([("image", images(3)), ("label", labels(&[7, 8, 9]))]);
+        let mut samples = Samples::bind(&data, &[image()], Target::Key(None)).unwrap();
+        samples.convert_target(DType::I64);
+        assert_eq!(samples.count(), 3);
+        assert_eq!(samples.shapes(Some(2))["image"], [2, 2]);
+        let batch = samples.batch(&[2, 0]);
+        assert_eq!(batch[1], (TARGET_INPUT.to_string(), Tensor::from_i64(DType::I64, [2], &[9, 7])));
+    }
+
+    #[test]
+    fn a_wrong_shape_names_array_input_and_what_fits() {
+        let data = Dataset::from_tensors([("image", Tensor::from_f32([2, 3], &[0.0; 6]))]);
+        let message = Samples::bind(&data, &[image()], Target::Absent).unwrap_err().to_string();
+        assert!(message.contains("array \"image\" has shape [2,3], input \"image\" takes [samples,2]"), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_dtype_says_how_to_convert() {
+        let data = Dataset::from_tensors([("image", images(2).cast(DType::F64))]);
+        let message = Samples::bind(&data, &[image()], Target::Absent).unwrap_err().to_string();
+        assert!(message.contains("f64") && message.contains(".astype(\"float32\")"), "{message}");
+    }
+
+    #[test]
+    fn a_model_of_half_floats_takes_f32_which_is_what_it_computes_in() {
+        let half = ModelInput { dtype: DType::F16, ..image() };
+        for dtype in [DType::F16, DType::F32] {
+            let data = Dataset::from_tensors([("image", images(2).cast(dtype))]);
+            let samples = Samples::bind(&data, &[half.clone()], Target::Absent).unwrap();
+            assert_eq!(samples.batch(&[0])[0].1.dtype(), DType::F32);
+        }
+    }
+
+    #[test]
+    fn unequal_sample_counts_are_an_error() {
+        let data = Dataset::from_tensors([("image", images(3)), ("label", labels(&[1, 2]))]);
+        assert!(matches!(Samples::bind(&data, &[image()], Target::Key(None)), Err(DataError::SampleCount { found: 2, expected: 3, .. })));
+    }
+
+    #[test]
+    fn no_samples_is_an_error() {
+        let data = Dataset::from_tensors([("image", images(0))]);
+        assert!(matches!(Samples::bind(&data, &[image()], Target::Absent), Err(DataError::Empty { .. })));
+    }
+
+    #[test]
+    fn used_whole_every_axis_must_fit_and_none_is_counted() {
+        let fixed = input("image", DType::F32, vec![Dim::Fixed(3), Dim::Fixed(2)]);
+        let data = Dataset::from_tensors([("image", images(3)), ("scale", Tensor::scalar_f32(1.0))]);
+        let scale = input("scale", DType::F32, vec![]);
+        let samples = Samples::whole(&data, &[fixed.clone(), scale], Target::Absent).unwrap();
+        assert_eq!(samples.tensors().len(), 2);
+        let data = Dataset::from_tensors([("image", images(4))]);
+        assert!(matches!(Samples::whole(&data, &[fixed], Target::Absent), Err(DataError::Shape { .. })));
+    }
+}

@@ -1,0 +1,77 @@
+//! What can go wrong between a file and its tuned weights.
+
+use std::path::PathBuf;
+
+use meganeura_autodiff::{AutodiffError, LossError, OptimizerError};
+use meganeura_codegen::CompileError;
+use meganeura_import::ImportError;
+use meganeura_ir::{GraphError, TensorType, VerifyError};
+use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionError};
+
+use crate::checkpoint::ResumeError;
+use crate::data::DataError;
+use crate::log::LogError;
+use crate::plot::PlotError;
+
+/// Any error of this crate. The text says what is wrong, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: {source}", path = .path.display())]
+    Import { path: PathBuf, source: ImportError },
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("the model has no output {name:?}; its outputs are {}", known.join(", "))]
+    UnknownOutput { name: String, known: Vec<String> },
+    #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
+    AmbiguousOutput { known: Vec<String> },
+    #[error("the model has no output")]
+    NoOutput,
+    #[error("no parameter matches {pattern:?}; the first names are {}", examples.join(", "))]
+    NoMatch { pattern: String, examples: Vec<String> },
+    #[error("nothing to train: {reason}")]
+    NothingToTrain { reason: &'static str },
+    #[error("{samples} samples do not fill one batch of {batch}: choose a smaller --batch")]
+    BatchTooLarge { samples: usize, batch: usize },
+    #[error("a batch of 0 samples is no batch")]
+    EmptyBatch,
+    #[error("{path}: array {key:?} does not fit: {source}", path = .path.display())]
+    Target { path: PathBuf, key: String, source: LossError },
+    #[error("{path}: array {key:?}, sample {sample}: {value} is not one of the model's {classes} classes", path = .path.display())]
+    Class { path: PathBuf, key: String, sample: usize, value: i64, classes: usize },
+    #[error("metric {metric} needs {needed}; the prediction is {prediction}{}", target.as_ref().map(|t| format!(", the target {t}")).unwrap_or_default())]
+    Metric { metric: &'static str, needed: &'static str, prediction: TensorType, target: Option<TensorType> },
+    #[error("{samples} samples do not divide into batches of {batch}, and the prediction {prediction} has no axis of samples to cut: choose a --batch that divides")]
+    Remainder { samples: usize, batch: usize, prediction: TensorType },
+    #[error("the loss is {loss} at step {step}: a smaller learning rate or --clip may help")]
+    NonFiniteLoss { step: u64, loss: f64 },
+    #[error("the model has no parameter {0:?}")]
+    UnknownParameter(String),
+    #[error("weight {name:?} is {found}, the model has {expected}")]
+    WeightType { name: String, found: TensorType, expected: TensorType },
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    #[error(transparent)]
+    Loss(#[from] LossError),
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    #[error(transparent)]
+    Autodiff(#[from] AutodiffError),
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error("internal error, please report it: the graph does not verify: {0}")]
+    Verify(#[from] VerifyError),
+    #[error("the model cannot be compiled for this device: {0}")]
+    Compile(#[from] CompileError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+    #[error(transparent)]
+    Write(#[from] CheckpointError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+}

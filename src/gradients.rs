@@ -1,0 +1,81 @@
+//! One forward and backward pass.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use meganeura_autodiff::gradients;
+use meganeura_import::Bindings;
+use meganeura_ir::{Graph, InputId, NodeId, Op, Tensor};
+use meganeura_runtime::{Device, Session};
+
+use crate::data::{Dataset, Samples, TARGET_INPUT};
+use crate::error::Error;
+use crate::model::Model;
+use crate::objective::{Forward, Objective};
+use crate::predictor::{by_name, compile, place_weights};
+
+/// What to differentiate by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithRespectTo {
+    /// Every weight that trains by default.
+    Parameters,
+    /// Every input of floats.
+    Inputs,
+}
+
+/// A loss and its gradient.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    pub loss: f64,
+    /// d loss / d tensor, by the tensor's name, in f32; zeros where the loss does not depend on it.
+    pub gradients: BTreeMap<String, Tensor>,
+}
+
+impl Model {
+    /// The loss of the whole of `data` as one batch, and its gradient.
+    ///
+    /// # Errors
+    /// The data does not fit the model or the loss, an op has no derivative, or the device fails.
+    pub fn gradients(
+        &self,
+        device: &Arc<Device>,
+        data: &Dataset,
+        objective: &Objective,
+        wrt: WithRespectTo,
+        bindings: &Bindings,
+    ) -> Result<Gradients, Error> {
+        let mut samples = Samples::whole(data, &self.bound_inputs(bindings), objective.data_target())?;
+        let Forward { mut graph, loss, .. } = objective.build(self, &mut samples, None, bindings)?;
+        let nodes = self.differentiable(&mut graph, wrt)?;
+        if nodes.is_empty() {
+            return Err(Error::NothingToTrain { reason: "the model has no float tensor of that kind" });
+        }
+        let by = gradients(&mut graph, loss, &nodes.iter().map(|(_, node)| *node).collect::<Vec<_>>())?;
+        graph.output(LOSS_OUTPUT, loss)?;
+        for ((name, _), gradient) in nodes.iter().zip(by) {
+            graph.output(name.clone(), gradient)?;
+        }
+        let program = compile(graph, device)?;
+        let store = place_weights(self, device, &program)?;
+        let mut outputs = Session::new(device, program, &store)?.run(&by_name(&samples.tensors()))?.into_iter();
+        let loss = outputs.next().and_then(|loss| loss.scalar_f64()).unwrap_or(f64::NAN);
+        Ok(Gradients { loss, gradients: nodes.into_iter().map(|(name, _)| name).zip(outputs).collect() })
+    }
+
+    fn differentiable(&self, graph: &mut Graph, wrt: WithRespectTo) -> Result<Vec<(String, NodeId)>, Error> {
+        let named: Vec<(String, Op)> = match wrt {
+            WithRespectTo::Parameters => {
+                let trainable = self.parameters().iter().filter(|p| p.trainable);
+                trainable.filter_map(|p| Some((p.name.clone(), Op::Parameter(graph.parameter_id(&p.name)?)))).collect()
+            }
+            WithRespectTo::Inputs => {
+                let inputs = (0..).zip(graph.inputs()).filter(|(_, i)| i.ty.dtype.is_float() && i.name != TARGET_INPUT);
+                inputs.map(|(id, info)| (info.name.clone(), Op::Input(InputId(id)))).collect()
+            }
+        };
+        named.into_iter().map(|(name, op)| Ok((name, graph.push(op, &[])?))).collect()
+    }
+}
+
+/// The name of the loss among the outputs of a program.
+pub(crate) const LOSS_OUTPUT: &str = "loss/value";

@@ -1,0 +1,188 @@
+//! [`Model`]: an imported model and the weights it has today.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meganeura_import::{
+    ArtifactError, Bindings, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, Specialized, Warning,
+};
+use meganeura_ir::{Tensor, TensorType};
+use meganeura_runtime::{Device, atomic_write};
+
+use crate::error::Error;
+use crate::predictor::Predictor;
+
+/// A model: the structure that was imported, and today's weights on the host.
+///
+/// Weights that nobody changed stay in the mapped file.
+#[derive(Debug)]
+pub struct Model {
+    path: PathBuf,
+    imported: meganeura_import::Model,
+    /// Weights that differ from the file's, in the dtype of the file.
+    changed: BTreeMap<String, Tensor>,
+}
+
+impl Model {
+    /// Opens an `.onnx` file, or a `.safetensors` file that [`Model::save`] wrote.
+    ///
+    /// # Errors
+    /// The file cannot be read, is damaged, or holds operators that are not supported: all of them are listed.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path, &ImportOptions::default())
+    }
+
+    /// As [`Model::open`], for some of the outputs.
+    ///
+    /// # Errors
+    /// As [`Model::open`], and where the model lacks one of the outputs.
+    pub fn open_with(path: impl AsRef<Path>, options: &ImportOptions) -> Result<Self, Error> {
+        let path = path.as_ref().to_path_buf();
+        match meganeura_import::Model::open_with(&path, options) {
+            Ok(imported) => Ok(Model { path, imported, changed: BTreeMap::new() }),
+            Err(source) => Err(Error::Import { path, source }),
+        }
+    }
+
+    /// The file that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn inputs(&self) -> &[ModelInput] {
+        self.imported.inputs()
+    }
+
+    pub fn outputs(&self) -> &[ModelOutput] {
+        self.imported.outputs()
+    }
+
+    /// Weights and statistics, in file order.
+    pub fn parameters(&self) -> &[ModelParameter] {
+        self.imported.parameters()
+    }
+
+    /// What is worth knowing about the export.
+    pub fn warnings(&self) -> &[Warning] {
+        self.imported.warnings()
+    }
+
+    /// Structure and provenance as imported.
+    pub fn imported(&self) -> &meganeura_import::Model {
+        &self.imported
+    }
+
+    /// Today's value of a parameter, in the dtype of the file.
+    ///
+    /// # Errors
+    /// The model has no such parameter, or the file is damaged.
+    pub fn weight(&self, name: &str) -> Result<Tensor, Error> {
+        match self.changed.get(name) {
+            Some(tensor) => Ok(tensor.clone()),
+            None => self.imported.weight(name).map_err(|e| self.import_error(e)),
+        }
+    }
+
+    /// Replaces weights, all or none. Values are rounded to the dtype of the file.
+    ///
+    /// # Errors
+    /// The model has no such parameter, or a shape differs.
+    pub fn set_weights(&mut self, weights: impl IntoIterator<Item = (String, Tensor)>) -> Result<(), Error> {
+        let mut changed = Vec::new();
+        for (name, tensor) in weights {
+            let parameter = self.imported.parameter(&name).ok_or_else(|| Error::UnknownParameter(name.clone()))?;
+            let expected = TensorType::new(parameter.stored, parameter.shape.clone());
+            let found = tensor.ty().clone();
+            if found.shape != expected.shape || !found.dtype.is_float() {
+                return Err(Error::WeightType { name, found, expected });
+            }
+            changed.push((name, tensor.cast(expected.dtype)));
+        }
+        self.changed.extend(changed);
+        Ok(())
+    }
+
+    /// The typed graph for concrete sizes: symbolic dimensions by name, or inputs by shape.
+    ///
+    /// # Errors
+    /// Sizes are missing, contradict each other, or do not fit an operator.
+    pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, Error> {
+        self.imported.specialize(bindings).map_err(|e| self.import_error(e))
+    }
+
+    /// The inputs, with the sizes that `bindings` decide.
+    pub fn bound_inputs(&self, bindings: &Bindings) -> Vec<ModelInput> {
+        let bound = |dim: &Dim| match dim {
+            Dim::Symbol(name) => bindings.dims.get(name).map_or(dim.clone(), |size| Dim::Fixed(*size)),
+            Dim::Fixed(_) => dim.clone(),
+        };
+        let inputs = self.inputs().iter().map(|input| match bindings.shapes.get(&input.name) {
+            Some(shape) => ModelInput { dims: shape.iter().map(|&size| Dim::Fixed(size)).collect(), ranked: true, ..input.clone() },
+            None => ModelInput { dims: input.dims.iter().map(bound).collect(), ..input.clone() },
+        });
+        inputs.collect()
+    }
+
+    /// The model on a device, ready to run on inputs of the bound sizes.
+    ///
+    /// # Errors
+    /// As [`Model::specialize`]; the device cannot hold or run the model.
+    pub fn predictor(&self, device: &Arc<Device>, bindings: &Bindings) -> Result<Predictor, Error> {
+        Predictor::new(self, device, self.specialize(bindings)?.graph)
+    }
+
+    /// Runs the model once: inputs by name, results under the names of the outputs. To run it often, keep a [`Model::predictor`].
+    ///
+    /// # Errors
+    /// As [`Model::predictor`]; an input is missing or does not fit.
+    pub fn run(&self, device: &Arc<Device>, inputs: &[(&str, &Tensor)]) -> Result<Vec<(String, Tensor)>, Error> {
+        let shapes = inputs.iter().map(|(name, tensor)| (name.to_string(), tensor.shape().to_vec())).collect();
+        self.predictor(device, &Bindings { shapes, ..Bindings::default() })?.run(inputs)
+    }
+
+    /// Writes today's weights and the structure as one safetensors file: every command opens it, and any safetensors library reads the
+    /// weights under their original names, shapes and dtypes.
+    ///
+    /// # Errors
+    /// The file cannot be written; what was there before is untouched.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.write(path.as_ref(), |out| meganeura_import::write_artifact(out, &self.imported, &|name| self.today(name)))
+    }
+
+    /// Writes the original ONNX model with today's weights.
+    ///
+    /// # Errors
+    /// As [`Model::save`].
+    pub fn export_onnx(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.write(path.as_ref(), |out| meganeura_import::write_onnx(out, &self.imported, &|name| self.today(name)))
+    }
+
+    fn today(&self, name: &str) -> Result<Tensor, ImportError> {
+        self.changed.get(name).cloned().map_or_else(|| self.imported.weight(name), Ok)
+    }
+
+    fn write(&self, path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<(), ImportError>) -> Result<(), Error> {
+        let mut refused = None;
+        let written = atomic_write(path, |file| {
+            let mut out = BufWriter::new(file);
+            match write(&mut out) {
+                Ok(()) => out.flush(),
+                Err(ImportError::Artifact(ArtifactError::Write(e))) => Err(e),
+                Err(e) => {
+                    refused = Some(e);
+                    Err(io::ErrorKind::InvalidInput.into())
+                }
+            }
+        });
+        match refused {
+            Some(e) => Err(self.import_error(e)),
+            None => Ok(written?),
+        }
+    }
+
+    fn import_error(&self, source: ImportError) -> Error {
+        Error::Import { path: self.path.clone(), source }
+    }
+}

@@ -1,0 +1,74 @@
+//! A model on a device, for inference; and how graphs and weights get there.
+
+use std::sync::Arc;
+
+use meganeura_codegen::{CompileOptions, Program};
+use meganeura_ir::{DType, Graph, ParameterId, ParameterRole, Tensor};
+use meganeura_runtime::{Device, ParameterStore, Session};
+
+use crate::error::Error;
+use crate::model::Model;
+
+/// Host memory that an upload of weights may take at once, in bytes.
+const UPLOAD_BYTES: usize = 256 << 20;
+
+/// A compiled model with its weights on a device. Sizes are fixed.
+pub struct Predictor {
+    session: Session,
+}
+
+impl Predictor {
+    pub(crate) fn new(model: &Model, device: &Arc<Device>, graph: Graph) -> Result<Self, Error> {
+        let program = compile(graph, device)?;
+        let store = place_weights(model, device, &program)?;
+        Ok(Predictor { session: Session::new(device, program, &store)? })
+    }
+
+    /// Runs the model: inputs by name, results under the names of the outputs.
+    ///
+    /// # Errors
+    /// An input is missing, unknown, or of another type than the graph's; the device fails.
+    pub fn run(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<(String, Tensor)>, Error> {
+        let outputs = self.session.run(inputs)?;
+        let names = self.session.program().outputs.iter().map(|binding| binding.name.clone());
+        Ok(names.zip(outputs).collect())
+    }
+}
+
+/// The program of a graph for a device.
+pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Error> {
+    let verified = graph.verify()?;
+    let compiled = meganeura_codegen::compile(&verified, device.profile(), &CompileOptions::default())?;
+    Ok(Arc::new(compiled.program))
+}
+
+/// A store with today's weights of `model`, in the layout of `program`.
+pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Program) -> Result<Arc<ParameterStore>, Error> {
+    let store = ParameterStore::new(device, program)?;
+    let mut waiting: Vec<(ParameterId, Tensor)> = Vec::new();
+    let mut bytes = 0;
+    let upload = |waiting: &mut Vec<(ParameterId, Tensor)>| {
+        let values: Vec<(ParameterId, &Tensor)> = waiting.iter().map(|(id, tensor)| (*id, tensor)).collect();
+        let written = store.write_parameters(&values);
+        waiting.clear();
+        written
+    };
+    for binding in &program.parameters {
+        let Some(parameter) = model.imported().parameter(&binding.name) else { continue };
+        debug_assert!(parameter.role != ParameterRole::Optimizer);
+        let tensor = model.weight(&binding.name)?.cast(DType::F32);
+        bytes += tensor.bytes().len();
+        waiting.push((binding.id, tensor));
+        if bytes >= UPLOAD_BYTES {
+            upload(&mut waiting)?;
+            bytes = 0;
+        }
+    }
+    upload(&mut waiting)?;
+    Ok(store)
+}
+
+/// Names and tensors as a session takes them.
+pub(crate) fn by_name(tensors: &[(String, Tensor)]) -> Vec<(&str, &Tensor)> {
+    tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
+}

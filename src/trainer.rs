@@ -1,0 +1,363 @@
+//! [`Trainer`]: fine-tunes a model on a device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use glob::Pattern;
+use meganeura_autodiff::{Optimizer, clip_by_global_norm, gradients};
+use meganeura_import::{Bindings, Dim, ModelInput};
+use meganeura_ir::{Graph, Op, ParameterId, ParameterInfo, ParameterRole, Tensor};
+use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
+
+use crate::checkpoint::{Checkpoint, Progress, ResumeError};
+use crate::data::{Dataset, Samples, epoch_order};
+use crate::error::Error;
+use crate::evaluator::Evaluator;
+use crate::gradients::LOSS_OUTPUT;
+use crate::metric::Metric;
+use crate::model::Model;
+use crate::objective::{Forward, Objective};
+use crate::predictor::{by_name, compile, place_weights};
+use crate::schedule::{Decay, Schedule};
+
+/// Samples per batch where neither the caller nor the model says.
+const DEFAULT_BATCH: usize = 32;
+
+/// How long to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Passes over the data.
+    Epochs(u64),
+    /// Optimiser steps.
+    Steps(u64),
+}
+
+/// How to train.
+#[derive(Clone, Debug)]
+pub struct TrainOptions {
+    pub objective: Objective,
+    pub optimizer: Optimizer,
+    /// The largest learning rate of the schedule.
+    pub learning_rate: f64,
+    pub decay: Decay,
+    /// Steps over which the learning rate rises to its largest.
+    pub warmup: u64,
+    /// The largest Euclidean norm of all gradients together; larger ones are scaled down to it.
+    pub clip: Option<f64>,
+    /// Samples per step. Without it, what the model's inputs fix, else 32; at most what the data holds.
+    pub batch: Option<usize>,
+    pub length: Length,
+    /// Which weights train: those with a matching name. All that train by default where this is empty.
+    pub train: Vec<Pattern>,
+    /// Which of those do not train after all.
+    pub freeze: Vec<Pattern>,
+    /// Decides the order of the samples.
+    pub seed: u64,
+    /// Sizes that the data does not decide.
+    pub bindings: Bindings,
+}
+
+impl TrainOptions {
+    /// One epoch of AdamW at a constant learning rate of 0.001 on every weight.
+    pub fn new(objective: Objective) -> Self {
+        TrainOptions {
+            objective,
+            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 },
+            learning_rate: 1e-3,
+            decay: Decay::Constant,
+            warmup: 0,
+            clip: None,
+            batch: None,
+            length: Length::Epochs(1),
+            train: Vec::new(),
+            freeze: Vec::new(),
+            seed: 0,
+            bindings: Bindings::default(),
+        }
+    }
+}
+
+/// A completed optimiser step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Counts from 1.
+    pub step: u64,
+    /// Counts from 0.
+    pub epoch: u64,
+    /// The mean loss of the batch before the step changed the weights.
+    pub loss: f64,
+    pub learning_rate: f64,
+}
+
+/// A training run: forward pass, loss, gradients and updates as one program, with the weights on the device.
+///
+/// Each epoch visits the samples in an order that the seed decides. What does not fill a last batch waits for the next epoch, which
+/// has another order.
+pub struct Trainer {
+    store: Arc<ParameterStore>,
+    session: Session,
+    samples: Samples,
+    options: TrainOptions,
+    batch: usize,
+    schedule: Schedule,
+    /// Of the training graph, by id.
+    parameters: Vec<ParameterInfo>,
+    trained: Vec<String>,
+    /// Steps that were completed.
+    step: u64,
+    /// An epoch and the order of its samples.
+    order: (u64, Vec<usize>),
+}
+
+impl Trainer {
+    /// Compiles the training step and places the weights on the device.
+    ///
+    /// # Errors
+    /// The data does not fit the model or the loss, a pattern matches no parameter, an op has no derivative, or the device cannot hold or
+    /// run the step.
+    pub fn new(model: &Model, device: &Arc<Device>, data: &Dataset, options: TrainOptions) -> Result<Self, Error> {
+        let objective = &options.objective;
+        let inputs = model.bound_inputs(&options.bindings);
+        let mut samples = Samples::bind(data, &inputs, objective.data_target())?;
+        let batch = batch_size(&inputs, &samples, options.batch)?;
+        let forward = objective.build(model, &mut samples, Some(batch), &options.bindings)?;
+        objective.check_targets(&samples, forward.prediction_type(), batch)?;
+        let trained = trained(model, &options.train, &options.freeze)?;
+        let graph = training_step(forward, &trained, &options)?;
+        let parameters = graph.parameters().to_vec();
+        let program = compile(graph, device)?;
+        let store = place_weights(model, device, &program)?;
+        let session = Session::new(device, program, &store)?;
+        let total = match options.length {
+            Length::Epochs(epochs) => epochs * (samples.count() / batch) as u64,
+            Length::Steps(steps) => steps,
+        };
+        let schedule = Schedule { peak: options.learning_rate, decay: options.decay, warmup: options.warmup, total };
+        let order = (0, epoch_order(options.seed, 0, samples.count()));
+        Ok(Trainer { store, session, samples, batch, schedule, parameters, trained, step: 0, order, options })
+    }
+
+    /// Samples per step.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Samples in the data.
+    pub fn samples(&self) -> usize {
+        self.samples.count()
+    }
+
+    /// Steps of one pass over the data.
+    pub fn steps_per_epoch(&self) -> u64 {
+        (self.samples.count() / self.batch) as u64
+    }
+
+    /// Steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        self.schedule.total
+    }
+
+    /// Steps that were completed.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Names of the weights that train.
+    pub fn trained(&self) -> &[String] {
+        &self.trained
+    }
+
+    /// Trains until `last` steps are complete, and tells `on_step` about each. The host prepares a step while the device computes the one
+    /// before it.
+    ///
+    /// # Errors
+    /// The device fails, a loss is not finite ([`Error::NonFiniteLoss`]), or `on_step` fails.
+    pub fn train_to<E: From<Error>>(
+        &mut self,
+        last: u64,
+        mut on_step: impl FnMut(&StepReport) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut submitted = self.step;
+        let mut in_flight: Option<(Ticket, StepReport)> = None;
+        loop {
+            let next = if submitted < last {
+                submitted += 1;
+                Some(self.submit(submitted)?)
+            } else {
+                None
+            };
+            let exhausted = next.is_none();
+            if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
+                report.loss = self.loss(ticket)?;
+                if !report.loss.is_finite() {
+                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss }.into());
+                }
+                self.step = report.step;
+                on_step(&report)?;
+            }
+            if exhausted && in_flight.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
+        let learning_rate = self.schedule.learning_rate(step);
+        let (epoch, rows) = self.rows(step);
+        let mut inputs = self.samples.batch(&rows);
+        let scalars = self.options.optimizer.step_inputs(step, learning_rate);
+        inputs.extend(scalars.into_iter().map(|(name, value)| (name.to_string(), Tensor::scalar_f32(value))));
+        let ticket = self.session.submit(&by_name(&inputs))?;
+        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
+    }
+
+    fn loss(&mut self, ticket: Ticket) -> Result<f64, Error> {
+        let outputs = self.session.wait(ticket)?;
+        Ok(outputs.first().and_then(Tensor::scalar_f64).unwrap_or(f64::NAN))
+    }
+
+    /// The epoch of a step, and its samples.
+    fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
+        let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
+        if self.order.0 != epoch {
+            self.order = (epoch, epoch_order(self.options.seed, epoch, self.samples.count()));
+        }
+        let start = position as usize * self.batch;
+        (epoch, self.order.1[start..start + self.batch].to_vec())
+    }
+
+    /// An evaluation of the weights being trained on other data, in batches of the same size.
+    ///
+    /// # Errors
+    /// The data does not fit the model, the loss or the metric; the device cannot hold or run the evaluation.
+    pub fn evaluator(&self, model: &Model, data: &Dataset, metric: Option<Metric>) -> Result<Evaluator, Error> {
+        let (objective, bindings) = (&self.options.objective, &self.options.bindings);
+        Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings)
+    }
+
+    /// Today's weights and statistics, by name, in the dtype of training.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn weights(&mut self) -> Result<BTreeMap<String, Tensor>, Error> {
+        self.read(|p| p.role != ParameterRole::Optimizer)
+    }
+
+    /// Gives `model` today's values of what was trained.
+    ///
+    /// # Errors
+    /// The device fails, or `model` is another than the one being trained.
+    pub fn update(&mut self, model: &mut Model) -> Result<(), Error> {
+        let trained: Vec<ParameterId> = self.session.program().parameters.iter().filter(|p| p.updated).map(|p| p.id).collect();
+        let weights = self.read_ids(&trained)?;
+        model.set_weights(weights.into_iter().filter(|(name, _)| model.imported().parameter(name).is_some()).collect::<Vec<_>>())
+    }
+
+    /// Everything that [`Trainer::resume`] needs to go on from here.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn checkpoint(&mut self) -> Result<Checkpoint, Error> {
+        Ok(Checkpoint { tensors: self.read(|_| true)?, progress: self.progress() })
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            step: self.step,
+            samples: self.samples.count(),
+            batch: self.batch,
+            seed: self.options.seed,
+            loss: self.options.objective.loss.name().to_string(),
+            optimizer: self.options.optimizer.name().to_string(),
+        }
+    }
+
+    /// Goes on where a checkpoint was made: the steps that follow are those that the run which made it would have done.
+    ///
+    /// # Errors
+    /// The checkpoint was made with other data, batches, seed, loss or optimiser, or belongs to another model.
+    pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let (found, expected) = (&checkpoint.progress, self.progress());
+        let same = [
+            ("samples", found.samples.to_string(), expected.samples.to_string()),
+            ("batch", found.batch.to_string(), expected.batch.to_string()),
+            ("seed", found.seed.to_string(), expected.seed.to_string()),
+            ("loss", found.loss.clone(), expected.loss),
+            ("optimizer", found.optimizer.clone(), expected.optimizer),
+        ];
+        if let Some((what, found, expected)) = same.into_iter().find(|(_, found, expected)| found != expected) {
+            return Err(ResumeError::Mismatch { what, found, expected }.into());
+        }
+        let mut values = Vec::with_capacity(self.parameters.len());
+        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters) {
+            let name = parameter.name.clone();
+            let tensor = checkpoint.tensors.get(&name).ok_or_else(|| ResumeError::MissingTensor { name: name.clone() })?;
+            if *tensor.ty() != parameter.ty {
+                let (found, expected) = (tensor.ty().to_string(), parameter.ty.to_string());
+                return Err(ResumeError::TensorType { name, found, expected }.into());
+            }
+            values.push((id, tensor));
+        }
+        self.session.write_parameters(&values)?;
+        self.step = found.step;
+        Ok(())
+    }
+
+    fn read(&mut self, wanted: impl Fn(&ParameterInfo) -> bool) -> Result<BTreeMap<String, Tensor>, Error> {
+        let ids = (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id);
+        self.read_ids(&ids.collect::<Vec<_>>())
+    }
+
+    fn read_ids(&mut self, ids: &[ParameterId]) -> Result<BTreeMap<String, Tensor>, Error> {
+        let tensors = self.session.read_parameters(ids)?;
+        Ok(ids.iter().map(|id| self.parameters[id.0 as usize].name.clone()).zip(tensors).collect())
+    }
+}
+
+fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -> Result<usize, Error> {
+    let fixed = inputs.iter().find_map(|input| match input.dims.first() {
+        Some(Dim::Fixed(size)) => Some(*size),
+        _ => None,
+    });
+    match (wanted, fixed) {
+        (Some(0), _) => Err(Error::EmptyBatch),
+        (Some(batch), _) => Ok(batch.min(samples.count())),
+        (None, Some(batch)) if batch > samples.count() => Err(Error::BatchTooLarge { samples: samples.count(), batch }),
+        (None, fixed) => Ok(fixed.unwrap_or(DEFAULT_BATCH).clamp(1, samples.count())),
+    }
+}
+
+/// The weights that train: chosen by `train`, or all that train by default, without those that match `freeze`.
+fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
+    let parameters = model.parameters();
+    if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !parameters.iter().any(|p| pattern.matches(&p.name))) {
+        let examples = parameters.iter().take(3).map(|p| format!("{:?}", p.name)).collect();
+        return Err(Error::NoMatch { pattern: pattern.as_str().to_string(), examples });
+    }
+    let matches = |patterns: &[Pattern], name: &str| patterns.iter().any(|pattern| pattern.matches(name));
+    let chosen = parameters.iter().filter(|p| match train {
+        [] => p.trainable,
+        _ => p.role == ParameterRole::Weight && matches(train, &p.name),
+    });
+    let names: Vec<String> = chosen.filter(|p| !matches(freeze, &p.name)).map(|p| p.name.clone()).collect();
+    match (names.is_empty(), train.is_empty() && freeze.is_empty()) {
+        (false, _) => Ok(names),
+        (true, true) => Err(Error::NothingToTrain { reason: "the model has no trainable weights" }),
+        (true, false) => Err(Error::NothingToTrain { reason: "--train and --freeze leave no weight" }),
+    }
+}
+
+/// One optimiser step as a graph: the loss as its output, the weights and the optimiser's state as its updates.
+fn training_step(forward: Forward, trained: &[String], options: &TrainOptions) -> Result<Graph, Error> {
+    let Forward { mut graph, loss, .. } = forward;
+    let ids: Vec<ParameterId> = trained.iter().filter_map(|name| graph.parameter_id(name)).collect();
+    let nodes = ids.iter().map(|&id| graph.push(Op::Parameter(id), &[])).collect::<Result<Vec<_>, _>>()?;
+    let mut by = gradients(&mut graph, loss, &nodes)?;
+    if let Some(norm) = options.clip {
+        by = clip_by_global_norm(&mut graph, &by, norm)?.gradients;
+    }
+    let pairs: Vec<_> = ids.into_iter().zip(by).collect();
+    options.optimizer.apply(&mut graph, &pairs)?;
+    graph.output(LOSS_OUTPUT, loss)?;
+    Ok(graph)
+}

@@ -1,0 +1,202 @@
+//! Each command on a small model, by what it prints and writes.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{digits, fixture, npz, relative_l2, safetensors, succeed, write_npz};
+use serde_json::Value;
+
+struct Scene {
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    /// Files: `train.npz` with 37 samples, `test.npz` with 13.
+    fn new() -> Self {
+        let scene = Scene { folder: tempfile::tempdir().unwrap() };
+        for (name, samples) in [("train.npz", 37), ("test.npz", 13)] {
+            let (image, label) = digits(samples);
+            write_npz(&scene.path(name), &[("image", image), ("label", label)]);
+        }
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs a command line; `@name` stands for a file of the scene, `@model` for the digits model.
+    fn run(&self, line: &str) -> String {
+        let word = |word: &str| match word.strip_prefix('@') {
+            Some("model") => model(),
+            Some(name) => self.path(name),
+            None => PathBuf::from(word),
+        };
+        succeed(line.split_whitespace().map(word))
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.run(line)).unwrap()
+    }
+
+    fn lines(&self, name: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn model() -> PathBuf {
+    fixture("digits-cnn.onnx")
+}
+
+fn names(table: &Value) -> Vec<&str> {
+    table.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn import_reports_and_writes_an_artifact_that_reports_the_same() {
+    let scene = Scene::new();
+    let first = scene.json("import @model -o @model.safetensors --json");
+    assert_eq!(names(&first["inputs"]), ["image"]);
+    assert_eq!(names(&first["outputs"]), ["logits"]);
+    assert!(names(&first["parameters"]).iter().any(|name| name.ends_with("weight")));
+    let again = scene.json("import @model.safetensors --json");
+    for part in ["inputs", "outputs", "parameters", "ops"] {
+        assert_eq!(first[part], again[part], "{part}");
+    }
+    let text = scene.run("import @model --check");
+    for part in ["inputs (1)", "outputs (1)", "parameters (", "operators (", "trainable"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn run_gives_the_same_from_model_and_artifact() {
+    let scene = Scene::new();
+    scene.run("import @model -o @artifact");
+    scene.run("run @model --data @test.npz -o @a.npz");
+    let table = scene.json("run @artifact --data @test.npz -o @b.npz --json");
+    assert_eq!((table[0]["name"].as_str(), table[0]["shape"].as_str()), (Some("logits"), Some("[13,10]")));
+    let (a, b) = (npz(&scene.path("a.npz"), "logits"), npz(&scene.path("b.npz"), "logits"));
+    assert_eq!(a.len(), 130);
+    assert_eq!(a, b);
+}
+
+#[test]
+fn inspect_shows_every_stage() {
+    let scene = Scene::new();
+    assert!(scene.run("inspect @model --dim batch=2 --graph").contains("conv"));
+    assert!(scene.run("inspect @model --dim batch=2 --dot").starts_with("digraph"));
+    assert!(scene.run("inspect @model --parameters").contains("weight"));
+    let plan = scene.run("inspect @model --dim batch=2 --plan");
+    assert!(plan.contains("kernel 0") && plan.contains("dispatches"), "{plan}");
+    assert!(scene.run("inspect @model --dim batch=2 --wgsl 0").contains("@compute"));
+}
+
+#[test]
+fn train_improves_logs_plots_and_counts_every_held_out_sample_once() {
+    let scene = Scene::new();
+    let summary = scene.json(
+        "train @model --data @train.npz --eval @test.npz --loss cross_entropy --metric accuracy --epochs 6 --batch 8 --lr 0.01 \
+         --schedule cosine --warmup 3 --clip 1.0 --log @run.jsonl --plot @loss.svg -o @tuned.safetensors --json",
+    );
+    assert_eq!(summary["steps"], 24);
+    assert!(summary["after"]["loss"].as_f64().unwrap() < summary["before"]["loss"].as_f64().unwrap(), "{summary}");
+    let log = scene.lines("run.jsonl");
+    let steps: Vec<&Value> = log.iter().filter(|line| line["event"] == "step").collect();
+    assert_eq!(steps.len(), 24);
+    assert!(steps[0]["learning_rate"].as_f64().unwrap() < steps[2]["learning_rate"].as_f64().unwrap());
+    let evaluations: Vec<&Value> = log.iter().filter(|line| line["event"] == "evaluation").collect();
+    assert_eq!(evaluations.len(), 7);
+    assert!(evaluations.iter().all(|e| e["samples"] == 13));
+    assert!(std::fs::read_to_string(scene.path("loss.svg")).unwrap().contains("evaluation"));
+
+    // The accuracy that was reported is that of the predictions which the tuned model makes.
+    scene.run("run @tuned.safetensors --data @test.npz -o @out.npz");
+    let logits = npz(&scene.path("out.npz"), "logits");
+    let labels = digits(13).1.to_i64_vec();
+    let largest = |row: &[f64]| (0..10).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i64;
+    let right = logits.chunks(10).zip(&labels).filter(|(row, label)| largest(row) == **label).count();
+    let reported = summary["after"]["value"].as_f64().unwrap();
+    assert!((reported - right as f64 / 13.0).abs() < 1e-6, "{reported} is not {right} of 13");
+    let loss: f64 = logits.chunks(10).zip(&labels).map(|(row, &label)| cross_entropy(row, label as usize)).sum::<f64>() / 13.0;
+    assert!((summary["after"]["loss"].as_f64().unwrap() - loss).abs() < 1e-4 * loss.max(1.0));
+}
+
+fn cross_entropy(logits: &[f64], label: usize) -> f64 {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    logits.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max - logits[label]
+}
+
+#[test]
+fn frozen_parameters_stay_and_the_others_move() {
+    let scene = Scene::new();
+    scene.run("import @model -o @before.safetensors");
+    let before = safetensors(&scene.path("before.safetensors"));
+    let frozen = before.keys().next().unwrap().clone();
+    let line = format!("train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --freeze {frozen} -o @after.safetensors");
+    scene.run(&line);
+    let after = safetensors(&scene.path("after.safetensors"));
+    assert!(before.keys().eq(after.keys()));
+    for (name, weight) in &before {
+        assert_eq!(*name == frozen, *weight == after[name], "{name}");
+    }
+    let line = format!("train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --train {frozen} -o @only.safetensors");
+    scene.run(&line);
+    let only = safetensors(&scene.path("only.safetensors"));
+    for (name, weight) in &before {
+        assert_eq!(*name != frozen, *weight == only[name], "{name}");
+    }
+}
+
+#[test]
+fn grad_agrees_with_a_central_difference_along_itself() {
+    let scene = Scene::new();
+    let found = scene.json("grad @model --data @test.npz --loss cross_entropy -o @grads.safetensors --json");
+    let gradients = safetensors(&scene.path("grads.safetensors"));
+    scene.run("import @model -o @weights.safetensors");
+    assert!(gradients.keys().eq(safetensors(&scene.path("weights.safetensors")).keys()));
+    let squares: f64 = gradients.values().flatten().map(|v| v * v).sum();
+    assert!((found["gradient_norm"].as_f64().unwrap() - squares.sqrt()).abs() < 1e-6 * squares.sqrt());
+
+    // A step of SGD against the gradient changes the loss by -lr * |gradient|^2, to first order.
+    let lr = 1e-3 / squares;
+    scene.run(&format!(
+        "train @model --data @test.npz --loss cross_entropy --optimizer sgd --lr {lr:e} --steps 1 --batch 13 -o @moved.safetensors"
+    ));
+    let moved = scene.json("grad @moved.safetensors --data @test.npz --loss cross_entropy -o @g2.safetensors --json");
+    let change = moved["loss"].as_f64().unwrap() - found["loss"].as_f64().unwrap();
+    assert!((change / -1e-3 - 1.0).abs() < 0.1, "the loss changed by {change} instead of about -0.001");
+}
+
+#[test]
+fn gradients_by_inputs_have_the_inputs_names_and_shapes() {
+    let scene = Scene::new();
+    scene.run("grad @model --data @test.npz --loss cross_entropy --wrt inputs -o @grads.safetensors");
+    let gradients = safetensors(&scene.path("grads.safetensors"));
+    assert_eq!(gradients.keys().collect::<Vec<_>>(), ["image"]);
+    assert_eq!(gradients["image"].len(), 13 * 64);
+    assert!(gradients["image"].iter().any(|v| *v != 0.0));
+}
+
+#[test]
+fn exported_onnx_runs_as_the_tuned_model_does() {
+    let scene = Scene::new();
+    scene.run("train @model --data @train.npz --loss cross_entropy --steps 3 --batch 8 -o @tuned.safetensors");
+    scene.run("export @tuned.safetensors --onnx @tuned.onnx --safetensors @weights.safetensors");
+    scene.run("run @tuned.safetensors --data @test.npz -o @a.npz");
+    scene.run("run @tuned.onnx --data @test.npz -o @b.npz");
+    assert_eq!(npz(&scene.path("a.npz"), "logits"), npz(&scene.path("b.npz"), "logits"));
+    assert_eq!(safetensors(&scene.path("weights.safetensors")), safetensors(&scene.path("tuned.safetensors")));
+    scene.run("run @model --data @test.npz -o @c.npz");
+    assert!(relative_l2(&npz(&scene.path("a.npz"), "logits"), &npz(&scene.path("c.npz"), "logits")) > 1e-6);
+}
+
+#[test]
+fn devices_lists_a_usable_device_with_its_self_test() {
+    let devices: Value = serde_json::from_str(&succeed(["devices", "--json"])).unwrap();
+    let usable = devices.as_array().unwrap().iter().find(|d| d["usable"] == true).unwrap();
+    assert!(usable["self_test"].as_object().unwrap().values().all(|passed| passed == true));
+    assert!(succeed(["devices"]).contains("usable, self-test"));
+}

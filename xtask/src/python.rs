@@ -1,0 +1,42 @@
+//! The Python environment of the interoperability test: PyTorch, ONNX and onnxruntime read what meganeura writes.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::shell::{Invocation, Workspace, XtaskError, find_program, heading, step};
+use crate::system;
+
+/// Every package with its version, dependencies included.
+const REQUIREMENTS: &str = include_str!("../python-requirements.txt");
+
+/// Makes `.venv/` at the root of the checkout unless it holds [`REQUIREMENTS`] already; returns its interpreter.
+pub fn ensure(workspace: &Workspace) -> Result<PathBuf, XtaskError> {
+    let environment = workspace.root.join(".venv");
+    let python = environment.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+    let installed = environment.join("requirements.txt");
+    if fs::read_to_string(&installed).is_ok_and(|text| text == REQUIREMENTS) && python.is_file() {
+        return Ok(python);
+    }
+    heading("python", "making .venv for the interoperability test; PyTorch is large, this takes minutes");
+    let system_python = system_python()?;
+    step("venv", Invocation::new(system_python).arguments(&["-m", "venv", "--clear"]).argument(&environment))?;
+    let pip = Invocation::new(&python).arguments(&["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    let requirements = workspace.root.join("xtask/python-requirements.txt");
+    step("packages", pip.arguments(&["--no-compile", "--no-deps", "--requirement"]).argument(requirements))?;
+    fs::write(&installed, REQUIREMENTS).map_err(|source| XtaskError::File { path: installed, source })?;
+    Ok(python)
+}
+
+/// A Python that can make virtual environments with pip in them.
+fn system_python() -> Result<PathBuf, XtaskError> {
+    let usable = || {
+        let found = ["python3", "python"].into_iter().filter_map(find_program);
+        found.into_iter().find(|python| Invocation::new(python).arguments(&["-c", "import venv, ensurepip"]).succeeds())
+    };
+    if let Some(python) = usable() {
+        return Ok(python);
+    }
+    let remedy = "install Python 3.10 or newer with its venv module";
+    system::install("Python's venv module", "python3-venv", remedy)?;
+    usable().ok_or_else(|| XtaskError::Missing { what: "Python's venv module".into(), remedy: remedy.into() })
+}

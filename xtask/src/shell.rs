@@ -1,0 +1,149 @@
+//! Where things lie, how programs are run, and how steps are told.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use ndarray_npy::{ReadNpzError, WriteNpzError};
+
+/// Why a task stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum XtaskError {
+    #[error("cannot run {program}: {source}")]
+    Spawn { program: String, source: io::Error },
+    #[error("`{command}` failed ({status})")]
+    Failed { command: String, status: std::process::ExitStatus },
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("{path}: {source}")]
+    ReadNpz { path: PathBuf, source: ReadNpzError },
+    #[error("{path}: {source}")]
+    WriteNpz { path: PathBuf, source: WriteNpzError },
+    #[error("{path}: {problem}")]
+    Data { path: PathBuf, problem: String },
+    #[error("{what} is missing; {remedy}")]
+    Missing { what: String, remedy: String },
+    #[error("accuracy on held-out digits is {found:.3} after fine-tuning, at least {expected} was expected")]
+    Accuracy { found: f64, expected: f64 },
+}
+
+/// The checkout and its build directory.
+pub struct Workspace {
+    pub root: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Workspace {
+    /// The checkout that this program was built from.
+    pub fn locate() -> Result<Self, XtaskError> {
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = manifest.parent().unwrap_or(manifest).to_path_buf();
+        let program = env::current_exe().map_err(|source| XtaskError::File { path: "xtask".into(), source })?;
+        let target = program.ancestors().nth(2).map_or_else(|| root.join("target"), Path::to_path_buf);
+        Ok(Workspace { root, target })
+    }
+
+    /// The product's command line, as `cargo build --release` leaves it.
+    pub fn product(&self) -> PathBuf {
+        self.target.join("release").join(format!("meganeura{}", env::consts::EXE_SUFFIX))
+    }
+
+    /// `cargo` with `arguments`, at the root of the checkout.
+    pub fn cargo(&self, arguments: &[&str]) -> Invocation {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        Invocation::new(cargo).arguments(arguments).directory(&self.root)
+    }
+
+    /// `path` as a person at the root would write it.
+    pub fn display<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
+        path.strip_prefix(&self.root).unwrap_or(path).display()
+    }
+}
+
+/// A program and its arguments. It inherits the terminal.
+pub struct Invocation {
+    command: Command,
+}
+
+impl Invocation {
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        Invocation { command: Command::new(program) }
+    }
+
+    pub fn argument(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    pub fn arguments(mut self, arguments: &[impl AsRef<OsStr>]) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    pub fn directory(mut self, directory: &Path) -> Self {
+        self.command.current_dir(directory);
+        self
+    }
+
+    pub fn environment(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Runs it to its end; an exit status other than 0 is an error.
+    pub fn run(mut self) -> Result<(), XtaskError> {
+        let status = self.command.status().map_err(|source| XtaskError::Spawn { program: self.program(), source })?;
+        if status.success() { Ok(()) } else { Err(XtaskError::Failed { command: self.to_string(), status }) }
+    }
+
+    /// Whether it can be run and exits with 0. Its output is not shown.
+    pub fn succeeds(mut self) -> bool {
+        self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.command.status().is_ok_and(|status| status.success())
+    }
+
+    fn program(&self) -> String {
+        let program = Path::new(self.command.get_program());
+        program.file_stem().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
+    }
+}
+
+impl fmt::Display for Invocation {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.program())?;
+        self.command.get_args().map(OsStr::to_string_lossy).try_for_each(|argument| match argument.contains(' ') {
+            true => write!(f, " '{argument}'"),
+            false => write!(f, " {argument}"),
+        })
+    }
+}
+
+/// Runs `invocation` under a heading, then tells how long it took.
+pub fn step(name: &str, invocation: Invocation) -> Result<Duration, XtaskError> {
+    heading(name, &invocation.to_string());
+    let started = Instant::now();
+    invocation.run()?;
+    let elapsed = started.elapsed();
+    println!("    {name}: {:.1} s\n", elapsed.as_secs_f64());
+    Ok(elapsed)
+}
+
+/// Says what comes next.
+pub fn heading(name: &str, what: &str) {
+    println!("==> {name}: {what}");
+}
+
+/// Size of the file at `path`, in bytes.
+pub fn file_size(path: &Path) -> Result<u64, XtaskError> {
+    let metadata = path.metadata().map_err(|source| XtaskError::File { path: path.into(), source })?;
+    Ok(metadata.len())
+}
+
+/// The first file of the `PATH` that is called `program`.
+pub fn find_program(program: &str) -> Option<PathBuf> {
+    let file = OsString::from(format!("{program}{}", env::consts::EXE_SUFFIX));
+    env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(&file)).find(|path| path.is_file())
+}

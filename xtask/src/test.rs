@@ -1,0 +1,52 @@
+//! `cargo xtask test`: everything that CI checks.
+
+use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
+use crate::{python, vulkan};
+
+/// rustup components that the checks need, each with the command that shows it is there.
+const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
+
+/// Steps between the preparations and the tests: name, arguments of cargo. One profile throughout, so dependencies are built once.
+const CHECKS: &[(&str, &[&str])] = &[
+    ("format", &["fmt", "--all", "--check"]),
+    ("lints", &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    ("binary", &["build", "--release", "--package", "meganeura", "--bin", "meganeura"]),
+    ("documentation tests", &["test", "--release", "--workspace", "--doc"]),
+];
+
+const NEXTEST: &[&str] = &["nextest", "run", "--release", "--workspace"];
+const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
+
+/// Prepares the machine, then checks format, lints, documentation tests, and last all tests, whose summary ends the output.
+///
+/// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`.
+pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
+    vulkan::ensure()?;
+    for (component, probe) in COMPONENTS {
+        ensure_component(workspace, component, probe)?;
+    }
+    let python = python::ensure(workspace)?;
+    for (name, arguments) in CHECKS {
+        step(name, workspace.cargo(arguments))?;
+    }
+    print_size(workspace)?;
+    let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
+    let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
+    heading("tests", &tests.to_string());
+    tests.run()
+}
+
+fn ensure_component(workspace: &Workspace, component: &str, probe: &[&str]) -> Result<(), XtaskError> {
+    if workspace.cargo(probe).succeeds() {
+        return Ok(());
+    }
+    step(component, Invocation::new("rustup").arguments(&["component", "add", component]))?;
+    Ok(())
+}
+
+fn print_size(workspace: &Workspace) -> Result<(), XtaskError> {
+    let product = workspace.product();
+    let mebibytes = file_size(&product)? as f64 / f64::from(1 << 20);
+    println!("    stripped release binary {}: {mebibytes:.2} MiB\n", workspace.display(&product));
+    Ok(())
+}
