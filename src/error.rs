@@ -40,7 +40,9 @@ pub enum Error {
     Class { path: PathBuf, key: String, sample: usize, value: i64, classes: usize },
     #[error("metric {metric} needs {needed}; the prediction is {prediction}{}", target.as_ref().map(|t| format!(", the target {t}")).unwrap_or_default())]
     Metric { metric: &'static str, needed: &'static str, prediction: TensorType, target: Option<TensorType> },
-    #[error("{samples} samples do not divide into batches of {batch}, and the prediction {prediction} has no axis of samples to cut: choose a --batch that divides")]
+    #[error(
+        "{samples} samples do not divide into batches of {batch}, and the prediction {prediction} has no axis of samples to cut: choose a --batch that divides"
+    )]
     Remainder { samples: usize, batch: usize, prediction: TensorType },
     #[error("the loss is {loss} at step {step}: a smaller learning rate or --clip may help")]
     NonFiniteLoss { step: u64, loss: f64 },

@@ -163,7 +163,14 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, objective: &Objective, metric: Option<Metric>, outputs: &[Tensor], target: Option<&Tensor>, samples: usize) {
+    fn add(
+        &mut self,
+        objective: &Objective,
+        metric: Option<Metric>,
+        outputs: &[Tensor],
+        target: Option<&Tensor>,
+        samples: usize,
+    ) {
         let scalar = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64).unwrap_or(f64::NAN);
         let none = Tensor::zeros(TensorType::new(DType::F32, Shape::from([0])));
         let target = target.unwrap_or(&none);

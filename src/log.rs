@@ -11,7 +11,16 @@ use serde::Serialize;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// What is about to run.
-    Start { samples: usize, batch: usize, steps: u64, first_step: u64, parameters: usize, trained: usize, seed: u64, device: String },
+    Start {
+        samples: usize,
+        batch: usize,
+        steps: u64,
+        first_step: u64,
+        parameters: usize,
+        trained: usize,
+        seed: u64,
+        device: String,
+    },
     /// One optimiser step. `step` counts from 1, `epoch` from 0; `seconds` since the start of the run.
     Step { step: u64, epoch: u64, loss: f64, learning_rate: f64, samples_per_second: f64, seconds: f64 },
     /// A pass over the evaluation data after `step` steps.

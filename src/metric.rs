@@ -36,14 +36,16 @@ impl Metric {
     pub(crate) fn sum(self, g: &mut Graph, loss: &Loss, prediction: NodeId, target: Option<NodeId>) -> Result<NodeId, Error> {
         let prediction_ty = g.ty(prediction).clone();
         let target_ty = target.map(|t| g.ty(t).clone());
-        let unfit = |needed| Error::Metric { metric: self.name(), needed, prediction: prediction_ty.clone(), target: target_ty.clone() };
+        let unfit =
+            |needed| Error::Metric { metric: self.name(), needed, prediction: prediction_ty.clone(), target: target_ty.clone() };
         let target = target.ok_or_else(|| unfit("a target"))?;
         match self {
             Metric::Accuracy => {
                 let hit = if matches!(loss, Loss::BceWithLogits) {
                     sides_agree(g, prediction, target)?
                 } else {
-                    let (axis, dense) = class_axis(&prediction_ty, g.ty(target)).ok_or_else(|| unfit("class indices or class probabilities"))?;
+                    let (axis, dense) =
+                        class_axis(&prediction_ty, g.ty(target)).ok_or_else(|| unfit("class indices or class probabilities"))?;
                     classes_agree(g, prediction, target, axis, dense)?
                 };
                 let hit = g.cast(hit, DType::F32)?;
@@ -123,7 +125,7 @@ fn sum_all(g: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
 
 #[cfg(test)]
 mod tests {
-    use meganeura_ir::interpreter::interpret;
+    use meganeura_ir::interpreter::{Environment, interpret};
 
     use super::*;
 
@@ -136,7 +138,8 @@ mod tests {
         let t = g.input("t", target.ty().clone()).unwrap();
         let sum = metric.sum(&mut g, loss, p, Some(t)).unwrap();
         g.output("sum", sum).unwrap();
-        let sum = evaluate(&g, &[prediction.clone(), target.clone()]);
+        let environment = Environment::<f64>::from_tensors([prediction, target], []);
+        let sum = interpret(&g, &environment).unwrap().outputs()[0].to_f64_vec()[0];
         sum / metric.units(loss, target, prediction.shape()[0])
     }
 

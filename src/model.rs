@@ -112,6 +112,11 @@ impl Model {
         self.imported.specialize(bindings).map_err(|e| self.import_error(e))
     }
 
+    /// Makes `bindings` the sizes that count where [`Model::specialize`] is given none. [`Model::save`] keeps them.
+    pub fn set_bindings(&mut self, bindings: Bindings) {
+        self.imported.set_bindings(bindings);
+    }
+
     /// The inputs, with the sizes that `bindings` decide.
     pub fn bound_inputs(&self, bindings: &Bindings) -> Vec<ModelInput> {
         let bound = |dim: &Dim| match dim {
@@ -119,7 +124,9 @@ impl Model {
             Dim::Fixed(_) => dim.clone(),
         };
         let inputs = self.inputs().iter().map(|input| match bindings.shapes.get(&input.name) {
-            Some(shape) => ModelInput { dims: shape.iter().map(|&size| Dim::Fixed(size)).collect(), ranked: true, ..input.clone() },
+            Some(shape) => {
+                ModelInput { dims: shape.iter().map(|&size| Dim::Fixed(size)).collect(), ranked: true, ..input.clone() }
+            }
             None => ModelInput { dims: input.dims.iter().map(bound).collect(), ..input.clone() },
         });
         inputs.collect()

@@ -159,7 +159,7 @@ fn an_output_that_cannot_be_written() {
 fn no_output_at_all_and_flags_that_mean_nothing() {
     let (scene, model) = (Scene::new(), model());
     let data = scene.path("good.npz");
-    let base = [Path::new("train"), &model, Path::new("--data"), &data, Path::new("--loss"), Path::new("mse")];
+    let base = [Path::new("train"), &model, Path::new("--data"), &data, Path::new("--loss"), Path::new("cross_entropy")];
     scene.refused(base, &["-o <OUT>"]);
     let out = scene.path("out");
     let more = [Path::new("-o"), &out, Path::new("--optimizer"), Path::new("adam"), Path::new("--momentum"), Path::new("0.9")];

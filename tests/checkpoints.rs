@@ -111,7 +111,12 @@ fn a_run_with_other_options_does_not_resume() {
     succeed(arguments(&data, &checkpoints, 1, &out));
     std::fs::remove_file(&out).unwrap();
     let resume = checkpoints.to_str().unwrap();
-    for more in [vec!["--resume", resume, "--seed", "3"], vec!["--resume", resume, "--optimizer", "sgd"], vec!["--resume", "absent"], vec![]] {
+    for more in [
+        vec!["--resume", resume, "--seed", "3"],
+        vec!["--resume", resume, "--optimizer", "sgd"],
+        vec!["--resume", "absent"],
+        vec![],
+    ] {
         let mut args = arguments(&data, &checkpoints, 2, &out);
         args.extend(more.iter().map(|flag| flag.to_string()));
         let output = common::meganeura(&args);

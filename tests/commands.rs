@@ -65,6 +65,8 @@ fn import_reports_and_writes_an_artifact_that_reports_the_same() {
     for part in ["inputs", "outputs", "parameters", "ops"] {
         assert_eq!(first[part], again[part], "{part}");
     }
+    scene.run("import @model --dim batch=3 -o @bound.safetensors");
+    assert!(scene.run("inspect @bound.safetensors --graph").contains("f32[3,1,8,8]"));
     let text = scene.run("import @model --check");
     for part in ["inputs (1)", "outputs (1)", "parameters (", "operators (", "trainable"] {
         assert!(text.contains(part), "{text}");
@@ -130,19 +132,39 @@ fn cross_entropy(logits: &[f64], label: usize) -> f64 {
 }
 
 #[test]
+fn fewer_samples_than_a_batch_are_one_batch_and_are_evaluated_once() {
+    let scene = Scene::new();
+    let (image, label) = digits(3);
+    write_npz(&scene.path("few.npz"), &[("image", image), ("label", label)]);
+    let summary =
+        scene.json("train @model --data @few.npz --eval @few.npz --loss cross_entropy --steps 2 --batch 8 -o @a --json");
+    let log = scene.json("grad @model --data @few.npz --loss cross_entropy -o @grads --json");
+    let (before, loss) = (summary["before"]["loss"].as_f64().unwrap(), log["loss"].as_f64().unwrap());
+    assert!((before - loss).abs() < 1e-5 * loss, "{before} is not {loss}");
+
+    // Three samples against batches of eight: the model's batch is filled up, the loss counts three rows.
+    let line = "train @model --data @train.npz --eval @few.npz --loss cross_entropy --steps 1 --batch 8 -o @b --json";
+    let filled = scene.json(line)["before"]["loss"].as_f64().unwrap();
+    assert!((filled - loss).abs() < 1e-5 * loss, "{filled} is not {loss}");
+}
+
+#[test]
 fn frozen_parameters_stay_and_the_others_move() {
     let scene = Scene::new();
     scene.run("import @model -o @before.safetensors");
     let before = safetensors(&scene.path("before.safetensors"));
     let frozen = before.keys().next().unwrap().clone();
-    let line = format!("train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --freeze {frozen} -o @after.safetensors");
+    let line = format!(
+        "train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --freeze {frozen} -o @after.safetensors"
+    );
     scene.run(&line);
     let after = safetensors(&scene.path("after.safetensors"));
     assert!(before.keys().eq(after.keys()));
     for (name, weight) in &before {
         assert_eq!(*name == frozen, *weight == after[name], "{name}");
     }
-    let line = format!("train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --train {frozen} -o @only.safetensors");
+    let line =
+        format!("train @model --data @train.npz --loss cross_entropy --steps 2 --batch 8 --train {frozen} -o @only.safetensors");
     scene.run(&line);
     let only = safetensors(&scene.path("only.safetensors"));
     for (name, weight) in &before {

@@ -380,7 +380,10 @@ impl Builder {
         self.open();
         let scope = self.scopes.last().expect("just opened").id;
         self.vars.insert(var, scope);
-        (Loop(Some((var, start, end as i32, step as i32))), Index::var_unfolded(var, end))
+        // From 0, the last trip starts at a multiple of the step.
+        let from_zero = *self.expr(start) == Expr::Literal(Literal::I32(0));
+        let extent = if from_zero { end.saturating_sub(1) / step * step + 1 } else { end };
+        (Loop(Some((var, start, end as i32, step as i32))), Index::var_unfolded(var, extent))
     }
 
     pub fn end_for(&mut self, token: Loop) {

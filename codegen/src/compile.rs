@@ -9,6 +9,7 @@ use crate::body::{Buffer, Builder};
 use crate::fuse::{Group, fuse};
 use crate::index::ravel;
 use crate::kernels::{Bound, Emitted, emit};
+use crate::order::order;
 use crate::plan::{bind, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Program};
 use crate::saturate::{Limits, Report, SaturateError, saturate};
@@ -94,7 +95,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         None => (graph, None),
     };
     let saturated_nodes = graph.live().len();
-    let groups = fuse(&graph, profile);
+    let groups = order(&graph, fuse(&graph, profile));
     let mut layout = layout(&graph, &groups, profile)?;
     let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
     let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();

@@ -7,6 +7,7 @@ mod eval;
 mod fuse;
 mod index;
 mod kernels;
+mod order;
 mod plan;
 pub mod profile;
 pub mod program;

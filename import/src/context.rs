@@ -15,6 +15,9 @@ use crate::tensor::Storage;
 /// Sizes, strides, pads and the like are below this, so that index arithmetic cannot overflow.
 const MAX_EXTENT: i64 = 1 << 31;
 
+/// Positions of one axis that are computed while the graph is built.
+const MAX_TABLE: usize = 1 << 22;
+
 /// One node of the ONNX graph, while it is lowered. Dereferences to the graph under construction.
 pub(crate) struct Context<'a> {
     folder: &'a mut Folder,
@@ -148,7 +151,12 @@ impl<'a> Context<'a> {
 
     // Attributes.
 
-    fn attribute(&self, name: &str, types: &[AttributeType], expected: &'static str) -> Result<Option<&'a AttributeProto>, OpError> {
+    fn attribute(
+        &self,
+        name: &str,
+        types: &[AttributeType],
+        expected: &'static str,
+    ) -> Result<Option<&'a AttributeProto>, OpError> {
         let Some(attribute) = self.node.attribute.iter().find(|a| a.name == name) else { return Ok(None) };
         self.read.borrow_mut().insert(&attribute.name);
         // Files older than IR version 4 may leave the type out.
@@ -293,6 +301,11 @@ pub(crate) fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     } else {
         Err(OpError::Axis { axis, rank })
     }
+}
+
+/// The size of a table of positions that is computed here, checked.
+pub(crate) fn table_size(size: usize) -> Result<usize, OpError> {
+    if size <= MAX_TABLE { Ok(size) } else { Err(OpError::unsupported(format!("an axis of {size} computed positions"))) }
 }
 
 /// A size from the file, checked.

@@ -212,20 +212,47 @@ pub enum ArtifactError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Warning {
     IrVersion(i64),
-    Opset { found: i64, newest: i64 },
+    Opset {
+        found: i64,
+        newest: i64,
+    },
     /// The exporter dropped the original names of these weights.
-    RenamedWeights { count: usize, example: String },
+    RenamedWeights {
+        count: usize,
+        example: String,
+    },
     /// Weight names show that the exporter merged batch normalisation into convolutions.
-    FoldedBatchNorm { count: usize },
+    FoldedBatchNorm {
+        count: usize,
+    },
     /// Weights, inputs or constants of 64-bit floats: computed in f32.
-    ReducedPrecision { count: usize, example: String },
+    ReducedPrecision {
+        count: usize,
+        example: String,
+    },
     /// The file declares another type than its nodes give.
-    DeclaredType { value: String, declared: String, found: String },
+    DeclaredType {
+        value: String,
+        declared: String,
+        found: String,
+    },
     /// An input is specialised to sizes other than the declared ones.
-    OverriddenShape { input: String, declared: String, found: Vec<usize> },
-    IgnoredAttribute { node: String, op: String, attribute: String },
+    OverriddenShape {
+        input: String,
+        declared: String,
+        found: Vec<usize>,
+    },
+    IgnoredAttribute {
+        node: String,
+        op: String,
+        attribute: String,
+    },
     /// Something in a node that is not what the standard says, and was understood anyway.
-    Node { node: String, op: String, what: &'static str },
+    Node {
+        node: String,
+        op: String,
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for Warning {

@@ -85,7 +85,10 @@ pub struct ModelParameter {
 pub(crate) enum ParameterSource {
     Initializer(usize),
     /// The tensor attribute of a Constant node.
-    Constant { node: usize, attribute: usize },
+    Constant {
+        node: usize,
+        attribute: usize,
+    },
 }
 
 /// Versions of the operator sets that a model imports, by domain; the standard domain is the empty one.

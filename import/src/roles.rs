@@ -69,7 +69,9 @@ pub(crate) fn classify(
         let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
         parameters.push((parameter, ParameterSource::Constant { node, attribute }));
     }
-    if let Some(sparse) = graph.sparse_initializer.iter().find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str()))) {
+    if let Some(sparse) =
+        graph.sparse_initializer.iter().find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
+    {
         let source = TensorError::DType("sparse".to_owned());
         return Err(ImportError::Tensor { name: sparse.name.clone(), source });
     }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use serde::{Deserialize, Serialize};
 use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, TensorType, int_range};
+use serde::{Deserialize, Serialize};
 use tract_onnx::pb::NodeProto;
 
 use crate::context::Context;

@@ -59,11 +59,9 @@ const DTYPES: [(DataType, DType); 13] = [
 /// The dtype of a `TensorProto.DataType` number.
 pub(crate) fn dtype(data_type: i32) -> Result<DType, TensorError> {
     let named = DataType::try_from(data_type);
-    DTYPES
-        .iter()
-        .find(|(d, _)| Ok(*d) == named)
-        .map(|(_, dtype)| *dtype)
-        .ok_or_else(|| TensorError::DType(named.map_or_else(|_| format!("number {data_type}"), |d| d.as_str_name().to_lowercase())))
+    DTYPES.iter().find(|(d, _)| Ok(*d) == named).map(|(_, dtype)| *dtype).ok_or_else(|| {
+        TensorError::DType(named.map_or_else(|_| format!("number {data_type}"), |d| d.as_str_name().to_lowercase()))
+    })
 }
 
 /// The dtype in which values of `stored` are computed: every float is f32.

@@ -8,8 +8,8 @@ use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
 pub use tract_onnx::pb::type_proto::Value as TypeValue;
 use tract_onnx::pb::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
-    type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, type_proto,
 };
 
 use crate::{Bindings, ImportError, ImportOptions, Model};
@@ -146,11 +146,6 @@ impl ModelBuilder {
 
     pub fn node(self, node: NodeBuilder) -> Self {
         self.graph(|g| g.node.push(node.0))
-    }
-
-    pub fn import(mut self, domain: &str, version: i64) -> Self {
-        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
-        self
     }
 
     pub fn bytes(&self) -> Vec<u8> {

@@ -257,10 +257,7 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// The serialised `ModelProto` in `bytes` with the data of each tensor edited as `edit` says.
-pub(crate) fn rewrite<E: From<WireError>>(
-    bytes: &[u8],
-    edit: &mut dyn FnMut(&Site) -> Result<Edit, E>,
-) -> Result<Rope, E> {
+pub(crate) fn rewrite<E: From<WireError>>(bytes: &[u8], edit: &mut dyn FnMut(&Site) -> Result<Edit, E>) -> Result<Rope, E> {
     let mut rewriter = Rewriter { bytes, edit, messages: 0 };
     rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
 }
@@ -287,7 +284,9 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
         // Depth 1 is the main graph, depth 2 its nodes and initializers, depth 3 their attributes.
         let owner = match kind {
             Message::Graph if depth == 1 => Owner::Initializer,
-            Message::Node if depth == 2 && owner == Owner::Initializer => Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? },
+            Message::Node if depth == 2 && owner == Owner::Initializer => {
+                Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? }
+            }
             Message::Attribute if depth == 3 => owner,
             _ => Owner::Nested,
         };

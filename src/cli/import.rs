@@ -33,7 +33,7 @@ pub fn run(args: &ImportArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
-    let model = args.model.open(&args.outputs)?;
+    let mut model = args.model.open(&args.outputs)?;
     let bindings = args.model.bindings();
     let complete = model.inputs().iter().all(|input| input.ranked && input.dims.iter().all(|d| matches!(d, Dim::Fixed(_))));
     if complete || bindings != meganeura::Bindings::default() {
@@ -41,6 +41,7 @@ pub fn run(args: &ImportArgs) -> Result<(), Failure> {
     }
     report(&model, args.json)?;
     if let Some(out) = &args.out {
+        model.set_bindings(bindings);
         model.save(out)?;
         eprintln!("wrote {}", out.display());
     }

@@ -88,7 +88,9 @@ impl From<Error> for Failure {
 /// Writes text to stdout. A reader that went away is no error.
 fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure { message: format!("cannot write to stdout: {e}"), code: FAILED }),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure { message: format!("cannot write to stdout: {e}"), code: FAILED })
+        }
         _ => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, Length, Loss, Metric, Model, Objective, Optimizer, Pattern, StepReport, TrainOptions,
+    Dataset, Decay, Error, Evaluation, Evaluator, Length, Loss, Metric, Objective, Optimizer, Pattern, StepReport, TrainOptions,
     Trainer,
 };
 use serde_json::json;
@@ -207,12 +207,17 @@ impl TrainArgs {
 
     /// What the run needs and cannot make later: every file that it will write.
     fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
-        [Some(&self.out), self.log.as_ref(), self.plot.as_ref()].into_iter().flatten().try_for_each(|path| check_writable(path))?;
+        [Some(&self.out), self.log.as_ref(), self.plot.as_ref()]
+            .into_iter()
+            .flatten()
+            .try_for_each(|path| check_writable(path))?;
         let Some(path) = &self.checkpoint else { return Ok(None) };
         let folder = CheckpointFolder::create(path, self.keep).map_err(Error::from)?;
         if self.resume.as_ref() != Some(path) && !folder.is_empty().map_err(Error::from)? {
             let path = path.display();
-            return Err(Failure::input(format!("{path} holds checkpoints of another run: choose another folder, or --resume {path}")));
+            return Err(Failure::input(format!(
+                "{path} holds checkpoints of another run: choose another folder, or --resume {path}"
+            )));
         }
         Ok(Some(folder))
     }

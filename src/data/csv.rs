@@ -16,9 +16,8 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, Array>,
     for (row, record) in reader.records().enumerate() {
         let record = record.map_err(|e| damaged(e.to_string()))?;
         for ((column, name), text) in columns.iter_mut().zip(&names).zip(&record) {
-            let value: f64 = text
-                .parse()
-                .map_err(|_| damaged(format!("row {}, column {name:?}: {text:?} is not a number", row + 1)))?;
+            let value: f64 =
+                text.parse().map_err(|_| damaged(format!("row {}, column {name:?}: {text:?} is not a number", row + 1)))?;
             column.push(value);
         }
     }

@@ -40,13 +40,17 @@ pub enum DataError {
     Array { path: PathBuf, array: String, reason: String },
     #[error("{path} has no array for {role}: looked for {}; the file holds {}", quoted(.looked_for), quoted(.found))]
     Missing { path: PathBuf, role: String, looked_for: Vec<String>, found: Vec<String> },
-    #[error("{path}: array {array:?} is {found}, {role} takes {expected}; save it as {expected}, for instance with .astype({numpy:?})")]
+    #[error(
+        "{path}: array {array:?} is {found}, {role} takes {expected}; save it as {expected}, for instance with .astype({numpy:?})"
+    )]
     DType { path: PathBuf, array: String, role: String, found: DType, expected: DType, numpy: &'static str },
     #[error("{path}: array {array:?} has shape {found}, {role} takes {expected}")]
     Shape { path: PathBuf, array: String, role: String, found: Shape, expected: String },
     #[error("{path}: array {array:?} is a scalar: its first axis must be the sample axis")]
     NoSampleAxis { path: PathBuf, array: String },
-    #[error("{path}: array {array:?} holds {found} samples, {other:?} holds {expected}: the first axis is the sample axis of every array")]
+    #[error(
+        "{path}: array {array:?} holds {found} samples, {other:?} holds {expected}: the first axis is the sample axis of every array"
+    )]
     SampleCount { path: PathBuf, array: String, found: usize, other: String, expected: usize },
     #[error("{path} holds no samples")]
     Empty { path: PathBuf },

@@ -58,10 +58,7 @@ fn inflated(entry: &mut impl Read) -> Result<Array, String> {
 }
 
 /// Writes arrays as an uncompressed NPZ, as `numpy.savez` does. NumPy has no bfloat16: such tensors are written as float32.
-pub fn write_npz<'a>(
-    writer: impl Write + Seek,
-    arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
-) -> std::io::Result<()> {
+pub fn write_npz<'a>(writer: impl Write + Seek, arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>) -> std::io::Result<()> {
     let mut zip = ZipWriter::new(writer);
     for (name, tensor) in arrays {
         let widened = (tensor.dtype() == DType::BF16).then(|| tensor.cast(DType::F32));

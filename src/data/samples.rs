@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use meganeura_import::{Dim, ModelInput};
-use meganeura_ir::{DType, Shape, Tensor, TensorType};
+use meganeura_ir::{DType, Tensor, TensorType};
 
 use super::{Array, DataError, Dataset, batch_type, numpy_name, widens};
 
@@ -48,17 +48,19 @@ impl Samples {
         if let Some(target) = samples.target.as_ref().filter(|t| t.array.samples().is_none()) {
             return Err(DataError::NoSampleAxis { path: samples.path, array: target.key.clone() });
         }
-        let mut counts = samples.columns().filter_map(|c| Some((&c.key, c.array.samples()?)));
-        let (first, count) = counts.next().ok_or_else(|| DataError::Empty { path: samples.path.clone() })?;
-        if let Some((key, found)) = counts.find(|(_, n)| *n != count) {
-            let (array, other) = (key.clone(), first.clone());
-            return Err(DataError::SampleCount { path: samples.path, array, found, other, expected: count });
+        let counted = |c: &Column| Some((c.key.clone(), c.array.samples()?));
+        let counts: Vec<(String, usize)> = samples.columns().filter_map(counted).collect();
+        let path = dataset.path().to_path_buf();
+        match counts.first().cloned() {
+            None | Some((_, 0)) => Err(DataError::Empty { path }),
+            Some((other, expected)) => match counts.into_iter().find(|(_, count)| *count != expected) {
+                Some((array, found)) => Err(DataError::SampleCount { path, array, found, other, expected }),
+                None => {
+                    samples.count = expected;
+                    Ok(samples)
+                }
+            },
         }
-        if count == 0 {
-            return Err(DataError::Empty { path: samples.path });
-        }
-        samples.count = count;
-        Ok(samples)
     }
 
     /// Finds an array for every input and for the target, for use as they are: all axes fit the model, and no axis is special.
@@ -165,7 +167,8 @@ fn check(path: &Path, key: &str, array: &Array, input: &ModelInput, first_axis: 
     let found = array.ty();
     let role = || format!("input {:?}", input.name);
     let fits = |(dim, &size): (&Dim, &usize)| !matches!(dim, Dim::Fixed(fixed) if *fixed != size);
-    let fits = !input.ranked || input.dims.len() == found.shape.rank() && input.dims.iter().zip(found.shape.iter()).skip(first_axis).all(fits);
+    let fits = !input.ranked
+        || input.dims.len() == found.shape.rank() && input.dims.iter().zip(found.shape.iter()).skip(first_axis).all(fits);
     if !fits {
         let (found, expected) = (found.shape.clone(), describe(&input.dims, first_axis));
         return Err(DataError::Shape { path: path.to_path_buf(), array: key.to_string(), role: role(), found, expected });
@@ -241,7 +244,10 @@ mod tests {
     #[test]
     fn unequal_sample_counts_are_an_error() {
         let data = Dataset::from_tensors([("image", images(3)), ("label", labels(&[1, 2]))]);
-        assert!(matches!(Samples::bind(&data, &[image()], Target::Key(None)), Err(DataError::SampleCount { found: 2, expected: 3, .. })));
+        assert!(matches!(
+            Samples::bind(&data, &[image()], Target::Key(None)),
+            Err(DataError::SampleCount { found: 2, expected: 3, .. })
+        ));
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [name] = arguments.as_slice() else { return usage() };
     let Some(task) = TASKS.iter().find(|t| t.name == name) else { return usage() };
-    match Workspace::locate().and_then(|workspace| (task.run)(&workspace)) {
+    match Workspace::enter().and_then(|workspace| (task.run)(&workspace)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cargo xtask {name}: {error}");

@@ -19,10 +19,10 @@ pub fn ensure(workspace: &Workspace) -> Result<PathBuf, XtaskError> {
     }
     heading("python", "making .venv for the interoperability test; PyTorch is large, this takes minutes");
     let system_python = system_python()?;
-    step("venv", Invocation::new(system_python).arguments(&["-m", "venv", "--clear"]).argument(&environment))?;
+    step("venv", Invocation::new(system_python).arguments(&["-m", "venv", "--clear", ".venv"]))?;
     let pip = Invocation::new(&python).arguments(&["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    let requirements = workspace.root.join("xtask/python-requirements.txt");
-    step("packages", pip.arguments(&["--no-compile", "--no-deps", "--requirement"]).argument(requirements))?;
+    let pip = pip.arguments(&["--no-compile", "--no-deps", "--requirement", "xtask/python-requirements.txt"]);
+    step("packages", pip)?;
     fs::write(&installed, REQUIREMENTS).map_err(|source| XtaskError::File { path: installed, source })?;
     Ok(python)
 }

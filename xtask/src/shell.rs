@@ -30,19 +30,22 @@ pub enum XtaskError {
     Accuracy { found: f64, expected: f64 },
 }
 
-/// The checkout and its build directory.
+/// The checkout, which is the working directory, and its build directory.
 pub struct Workspace {
     pub root: PathBuf,
+    /// Relative to the root where it lies within.
     pub target: PathBuf,
 }
 
 impl Workspace {
-    /// The checkout that this program was built from.
-    pub fn locate() -> Result<Self, XtaskError> {
+    /// Enters the checkout that this program was built from.
+    pub fn enter() -> Result<Self, XtaskError> {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = manifest.parent().unwrap_or(manifest).to_path_buf();
+        env::set_current_dir(&root).map_err(|source| XtaskError::File { path: root.clone(), source })?;
         let program = env::current_exe().map_err(|source| XtaskError::File { path: "xtask".into(), source })?;
-        let target = program.ancestors().nth(2).map_or_else(|| root.join("target"), Path::to_path_buf);
+        let target = program.ancestors().nth(2).unwrap_or(Path::new("target"));
+        let target = target.strip_prefix(&root).unwrap_or(target).to_path_buf();
         Ok(Workspace { root, target })
     }
 
@@ -50,17 +53,11 @@ impl Workspace {
     pub fn product(&self) -> PathBuf {
         self.target.join("release").join(format!("meganeura{}", env::consts::EXE_SUFFIX))
     }
+}
 
-    /// `cargo` with `arguments`, at the root of the checkout.
-    pub fn cargo(&self, arguments: &[&str]) -> Invocation {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Invocation::new(cargo).arguments(arguments).directory(&self.root)
-    }
-
-    /// `path` as a person at the root would write it.
-    pub fn display<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
-        path.strip_prefix(&self.root).unwrap_or(path).display()
-    }
+/// `cargo` with `arguments`: the one that runs this program, if any does.
+pub fn cargo(arguments: &[&str]) -> Invocation {
+    Invocation::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).arguments(arguments)
 }
 
 /// A program and its arguments. It inherits the terminal.
@@ -73,18 +70,8 @@ impl Invocation {
         Invocation { command: Command::new(program) }
     }
 
-    pub fn argument(mut self, argument: impl AsRef<OsStr>) -> Self {
-        self.command.arg(argument);
-        self
-    }
-
     pub fn arguments(mut self, arguments: &[impl AsRef<OsStr>]) -> Self {
         self.command.args(arguments);
-        self
-    }
-
-    pub fn directory(mut self, directory: &Path) -> Self {
-        self.command.current_dir(directory);
         self
     }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that CI checks.
 
-use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
+use crate::shell::{Invocation, Workspace, XtaskError, cargo, file_size, heading, step};
 use crate::{python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
@@ -23,21 +23,21 @@ const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     vulkan::ensure()?;
     for (component, probe) in COMPONENTS {
-        ensure_component(workspace, component, probe)?;
+        ensure_component(component, probe)?;
     }
     let python = python::ensure(workspace)?;
     for (name, arguments) in CHECKS {
-        step(name, workspace.cargo(arguments))?;
+        step(name, cargo(arguments))?;
     }
     print_size(workspace)?;
-    let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
-    let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
+    let has_nextest = cargo(&["nextest", "--version"]).succeeds();
+    let tests = cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
     heading("tests", &tests.to_string());
     tests.run()
 }
 
-fn ensure_component(workspace: &Workspace, component: &str, probe: &[&str]) -> Result<(), XtaskError> {
-    if workspace.cargo(probe).succeeds() {
+fn ensure_component(component: &str, probe: &[&str]) -> Result<(), XtaskError> {
+    if cargo(probe).succeeds() {
         return Ok(());
     }
     step(component, Invocation::new("rustup").arguments(&["component", "add", component]))?;
@@ -47,6 +47,6 @@ fn ensure_component(workspace: &Workspace, component: &str, probe: &[&str]) -> R
 fn print_size(workspace: &Workspace) -> Result<(), XtaskError> {
     let product = workspace.product();
     let mebibytes = file_size(&product)? as f64 / f64::from(1 << 20);
-    println!("    stripped release binary {}: {mebibytes:.2} MiB\n", workspace.display(&product));
+    println!("    stripped release binary {}: {mebibytes:.2} MiB\n", product.display());
     Ok(())
 }

@@ -60,8 +60,7 @@ pub(super) fn gemm(c: &mut Context) -> Result<NodeId, OpError> {
     if let Some(index) = [a, b].iter().position(|&x| c.rank(x) != 2) {
         return Err(c.operand_error(index, "a matrix is needed"));
     }
-    let dims =
-        DotDims { lhs_contract: vec![!trans_a as usize], rhs_contract: vec![trans_b as usize], ..DotDims::default() };
+    let dims = DotDims { lhs_contract: vec![!trans_a as usize], rhs_contract: vec![trans_b as usize], ..DotDims::default() };
     let mut product = c.push(Op::Dot(dims), &[a, b])?;
     if alpha != 1.0 {
         product = math::scale(c, product, alpha)?;

@@ -3,7 +3,7 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType};
 
 use super::movement;
-use crate::context::{self, Context, extent};
+use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
 
 /// Indices with negative ones counted from the end of an axis of `size`. Known ones are checked.
@@ -182,10 +182,9 @@ fn nearest(transform: &str, rounding: &str, from: usize, to: usize, scale: f64) 
         "ceil" => Some(v.ceil()),
         _ => None,
     };
-    (0..to)
+    (0..table_size(to)?)
         .map(|i| {
-            let v = position(i as f64)
-                .ok_or_else(|| OpError::unsupported(format!("coordinate transformation {transform:?}")))?;
+            let v = position(i as f64).ok_or_else(|| OpError::unsupported(format!("coordinate transformation {transform:?}")))?;
             let v = round(v).ok_or_else(|| OpError::unsupported(format!("nearest mode {rounding:?}")))?;
             Ok(v.clamp(0.0, old - 1.0) as usize)
         })

@@ -3,7 +3,7 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, PadDim, Shape, SliceDim, Tensor, TensorType};
 
 use super::constants::{diagonal, shape_operand};
-use crate::context::{self, Context, extent};
+use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
 
 pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
@@ -277,7 +277,7 @@ fn pad_by_index(c: &mut Context, x: NodeId, mode: &str, widths: &[(i64, i64)]) -
     let mut y = x;
     for (axis, &(low, high)) in widths.iter().enumerate().filter(|(_, w)| **w != (0, 0)) {
         let n = c.shape(y)[axis] as i64;
-        let total = extent("pads", n + low + high)?;
+        let total = table_size(extent("pads", n + low + high)?)?;
         if n == 0 && total > 0 {
             return Err(c.operand_error(0, "an empty axis has nothing to repeat"));
         }

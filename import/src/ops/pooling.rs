@@ -3,7 +3,7 @@
 use meganeura_ir::{Composite, NodeId, Op, ReduceOp, Shape, Tensor, WindowDims};
 
 use super::window::{span, window};
-use crate::context::Context;
+use crate::context::{Context, table_size};
 use crate::error::OpError;
 
 /// The spatial sizes of operand 0.
@@ -55,7 +55,7 @@ pub(super) fn average_pool(c: &mut Context) -> Result<NodeId, OpError> {
     let window = pooling_window(c, &shape[2..])?;
     let declared = if include_pad { super::window::window(c, &shape[2..], None)?.pads } else { vec![(0, 0); shape.rank() - 2] };
     let counts: Vec<Vec<f64>> =
-        (0..shape.rank() - 2).map(|a| window_counts(&window, a, shape[2 + a], declared[a])).collect();
+        (0..shape.rank() - 2).map(|a| window_counts(&window, a, shape[2 + a], declared[a])).collect::<Result<_, _>>()?;
     let dtype = c.ty(x).dtype;
     let zero = c.constant_tensor(Tensor::from_f64(dtype, Shape::scalar(), &[0.0]))?;
     let windows = c.push(Op::Unfold(window), &[x, zero])?;
@@ -78,19 +78,24 @@ pub(super) fn average_pool(c: &mut Context) -> Result<NodeId, OpError> {
 }
 
 /// For each window along spatial axis `a` of `input` elements, how many of its positions lie in the input extended by `pads`.
-fn window_counts(window: &WindowDims, a: usize, input: usize, pads: (isize, isize)) -> Vec<f64> {
-    let valid = -pads.0..input as isize + pads.1;
-    let windows = window.output_size(a, input);
-    (0..windows)
-        .map(|w| {
-            let start = (w * window.stride[a]) as isize - window.pads[a].0;
-            let positions = (0..window.size[a]).map(|k| start + (k * window.dilation[a]) as isize);
-            positions.filter(|p| valid.contains(p)).count().max(1) as f64
-        })
-        .collect()
+/// At least 1, so that a window of padding alone averages to zero.
+fn window_counts(window: &WindowDims, a: usize, input: usize, pads: (isize, isize)) -> Result<Vec<f64>, OpError> {
+    let (low, high) = (-pads.0, input as isize + pads.1);
+    let (size, dilation) = (window.size[a] as isize, window.dilation[a] as isize);
+    let windows = table_size(window.output_size(a, input))?;
+    let count = |w: usize| {
+        let start = (w * window.stride[a]) as isize - window.pads[a].0;
+        // Positions start + k * dilation below a bound.
+        let below = |bound: isize| (bound - start + dilation - 1).div_euclid(dilation).clamp(0, size);
+        (below(high) - below(low)).max(1) as f64
+    };
+    Ok((0..windows).map(count).collect())
 }
 
-fn global(c: &mut Context, reduce: impl Fn(&mut Context, NodeId, &[usize]) -> Result<NodeId, OpError>) -> Result<NodeId, OpError> {
+fn global(
+    c: &mut Context,
+    reduce: impl Fn(&mut Context, NodeId, &[usize]) -> Result<NodeId, OpError>,
+) -> Result<NodeId, OpError> {
     let (x, shape) = spatial(c)?;
     let axes: Vec<usize> = (2..shape.rank()).collect();
     let reduced = reduce(c, x, &axes)?;

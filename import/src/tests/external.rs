@@ -17,11 +17,8 @@ fn external(entries: &[(&str, &str)]) -> TensorProto {
 }
 
 fn save(folder: &Path, proto: TensorProto) -> std::path::PathBuf {
-    let model = ModelBuilder::new(17)
-        .input("x", DType::F32, "2")
-        .tensor(proto)
-        .node(node("Add", &["x", "w"], &["y"]))
-        .output("y");
+    let model =
+        ModelBuilder::new(17).input("x", DType::F32, "2").tensor(proto).node(node("Add", &["x", "w"], &["y"])).output("y");
     let path = folder.join("model.onnx");
     std::fs::write(&path, model.bytes()).unwrap();
     path

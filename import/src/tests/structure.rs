@@ -330,6 +330,8 @@ fn hostile(values: Vec<i64>, extent: usize) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn extreme_settings_never_panic(
         values in prop::collection::vec(

@@ -33,7 +33,13 @@ fn products() -> Vec<Case> {
             vec![a(), b(), Input(f32s(&[3], &[2., 4., 6.]))],
             vec![f32s(&[2, 3], &[3., 8., 13., 5., 10., 19.])],
         ),
-        case("Gemm", 7, |n| n.int("transB", 1), vec![a(), a(), Input(f32s(&[2, 1], &[1., 2.]))], vec![f32s(&[2, 2], &[6., 12., 13., 27.])]),
+        case(
+            "Gemm",
+            7,
+            |n| n.int("transB", 1),
+            vec![a(), a(), Input(f32s(&[2, 1], &[1., 2.]))],
+            vec![f32s(&[2, 2], &[6., 12., 13., 27.])],
+        ),
     ]
 }
 
@@ -45,13 +51,37 @@ fn convolutions() -> Vec<Case> {
     vec![
         case("Conv", 11, |n| n, vec![line(), w()], y(&[-2., -2.])),
         case("Conv", 11, |n| n.ints("pads", &[2, 0]).ints("strides", &[2]), vec![line(), w()], y(&[-1., -2.])),
-        case("Conv", 11, |n| n.ints("pads", &[1, 1]).ints("dilations", &[2]).ints("kernel_shape", &[3]), vec![line(), w()], y(&[-4., 1.])),
-        case("Conv", 11, |n| n.string("auto_pad", "SAME_UPPER"), vec![line(), w(), Known(f32s(&[1], &[10.]))], y(&[8., 8., 8., 13.])),
+        case(
+            "Conv",
+            11,
+            |n| n.ints("pads", &[1, 1]).ints("dilations", &[2]).ints("kernel_shape", &[3]),
+            vec![line(), w()],
+            y(&[-4., 1.]),
+        ),
+        case(
+            "Conv",
+            11,
+            |n| n.string("auto_pad", "SAME_UPPER"),
+            vec![line(), w(), Known(f32s(&[1], &[10.]))],
+            y(&[8., 8., 8., 13.]),
+        ),
         case("Conv", 11, |n| n.string("auto_pad", "VALID"), vec![line(), w()], y(&[-2., -2.])),
         // One group mixes channels, two keep them apart.
         case("Conv", 11, |n| n, vec![two_channels(), Input(f32s(&[1, 2, 1], &[1., 10.]))], y(&[31., 42.])),
-        case("Conv", 11, |n| n.int("group", 2), vec![two_channels(), Input(f32s(&[2, 1, 1], &[1., 10.]))], vec![f32s(&[1, 2, 2], &[1., 2., 30., 40.])]),
-        case("Conv", 11, |n| n, vec![Input(f32s(&[1, 1, 2, 2], &[1., 2., 3., 4.])), Input(f32s(&[1, 1, 2, 1], &[1., -1.]))], vec![f32s(&[1, 1, 1, 2], &[-2., -2.])]),
+        case(
+            "Conv",
+            11,
+            |n| n.int("group", 2),
+            vec![two_channels(), Input(f32s(&[2, 1, 1], &[1., 10.]))],
+            vec![f32s(&[1, 2, 2], &[1., 2., 30., 40.])],
+        ),
+        case(
+            "Conv",
+            11,
+            |n| n,
+            vec![Input(f32s(&[1, 1, 2, 2], &[1., 2., 3., 4.])), Input(f32s(&[1, 1, 2, 1], &[1., -1.]))],
+            vec![f32s(&[1, 1, 1, 2], &[-2., -2.])],
+        ),
     ]
 }
 
@@ -64,11 +94,23 @@ fn transposed() -> Vec<Case> {
     vec![
         case("ConvTranspose", 11, |n| n, vec![x(), w()], y(&[1., 12., 23., 30.])),
         case("ConvTranspose", 11, stride, vec![x(), w()], y(&[1., 2., 13., 20., 30.])),
-        case("ConvTranspose", 11, |n| stride(n).ints("pads", &[1, 0]).ints("output_padding", &[1]), vec![x(), w()], y(&[2., 13., 20., 30., 0.])),
+        case(
+            "ConvTranspose",
+            11,
+            |n| stride(n).ints("pads", &[1, 0]).ints("output_padding", &[1]),
+            vec![x(), w()],
+            y(&[2., 13., 20., 30., 0.]),
+        ),
         case("ConvTranspose", 11, |n| stride(n).ints("output_shape", &[4]), vec![x(), w()], y(&[2., 13., 20., 30.])),
         case("ConvTranspose", 11, |n| stride(n).string("auto_pad", "SAME_UPPER"), vec![x(), w()], y(&[1., 2., 13., 20.])),
         case("ConvTranspose", 11, |n| stride(n).string("auto_pad", "SAME_LOWER"), vec![x(), w()], y(&[2., 13., 20., 30.])),
-        case("ConvTranspose", 11, |n| n.ints("dilations", &[2]), vec![x(), w(), Input(f32s(&[1], &[100.]))], y(&[101., 110., 102., 120., 103., 130.])),
+        case(
+            "ConvTranspose",
+            11,
+            |n| n.ints("dilations", &[2]),
+            vec![x(), w(), Input(f32s(&[1], &[100.]))],
+            y(&[101., 110., 102., 120., 103., 130.]),
+        ),
         // [C = 2, M / group = 2]: output channels mix both input channels.
         case(
             "ConvTranspose",

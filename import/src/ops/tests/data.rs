@@ -38,7 +38,12 @@ fn shapes() -> Vec<Case> {
         case("Shape", 15, |n| n.int("start", -1), vec![x()], vec![i64s(&[1], &[3])]),
         case("Shape", 15, |n| n.int("end", 1), vec![x()], vec![i64s(&[1], &[2])]),
         plain("Size", 13, vec![x()], i64s(&[], &[6])),
-        plain("Expand", 13, vec![Input(f32s(&[2, 1], &[1.0, 2.0])), k(&[3, 1, 2])], f32s(&[3, 2, 2], &[1., 1., 2., 2., 1., 1., 2., 2., 1., 1., 2., 2.])),
+        plain(
+            "Expand",
+            13,
+            vec![Input(f32s(&[2, 1], &[1.0, 2.0])), k(&[3, 1, 2])],
+            f32s(&[3, 2, 2], &[1., 1., 2., 2., 1., 1., 2., 2., 1., 1., 2., 2.]),
+        ),
         plain("Expand", 13, vec![x(), k(&[1, 1])], as_shape(&[2, 3])),
         plain("Tile", 13, vec![Input(f32s(&[1, 2], &[1.0, 2.0])), k(&[2, 2])], f32s(&[2, 4], &[1., 2., 1., 2., 1., 2., 1., 2.])),
         plain("Tile", 13, vec![x(), k(&[1, 0])], f32s(&[2, 0], &[])),
@@ -48,12 +53,36 @@ fn shapes() -> Vec<Case> {
 fn joins() -> Vec<Case> {
     let x = || Input(counting(&[2, 3]));
     vec![
-        case("Concat", 13, |n| n.int("axis", -1), vec![x(), Input(f32s(&[2, 1], &[9.0, 8.0]))], vec![f32s(&[2, 4], &[0., 1., 2., 9., 3., 4., 5., 8.])]),
+        case(
+            "Concat",
+            13,
+            |n| n.int("axis", -1),
+            vec![x(), Input(f32s(&[2, 1], &[9.0, 8.0]))],
+            vec![f32s(&[2, 4], &[0., 1., 2., 9., 3., 4., 5., 8.])],
+        ),
         case("Concat", 13, |n| n.int("axis", 0), vec![x(), Input(f32s(&[0, 3], &[]))], vec![counting(&[2, 3])]),
-        case("Split", 13, |n| n.int("axis", 1), vec![x(), k(&[1, 2])], vec![f32s(&[2, 1], &[0., 3.]), f32s(&[2, 2], &[1., 2., 4., 5.])]),
-        case("Split", 11, |n| n.int("axis", 1).ints("split", &[2, 1]), vec![x()], vec![f32s(&[2, 2], &[0., 1., 3., 4.]), f32s(&[2, 1], &[2., 5.])]),
+        case(
+            "Split",
+            13,
+            |n| n.int("axis", 1),
+            vec![x(), k(&[1, 2])],
+            vec![f32s(&[2, 1], &[0., 3.]), f32s(&[2, 2], &[1., 2., 4., 5.])],
+        ),
+        case(
+            "Split",
+            11,
+            |n| n.int("axis", 1).ints("split", &[2, 1]),
+            vec![x()],
+            vec![f32s(&[2, 2], &[0., 1., 3., 4.]), f32s(&[2, 1], &[2., 5.])],
+        ),
         case("Split", 13, |n| n, vec![x()], vec![f32s(&[1, 3], &[0., 1., 2.]), f32s(&[1, 3], &[3., 4., 5.])]),
-        case("Split", 18, |n| n.int("axis", 1).int("num_outputs", 2), vec![x()], vec![f32s(&[2, 2], &[0., 1., 3., 4.]), f32s(&[2, 1], &[2., 5.])]),
+        case(
+            "Split",
+            18,
+            |n| n.int("axis", 1).int("num_outputs", 2),
+            vec![x()],
+            vec![f32s(&[2, 2], &[0., 1., 3., 4.]), f32s(&[2, 1], &[2., 5.])],
+        ),
         case("Dropout", 13, |n| n, vec![x(), Known(f32s(&[], &[0.5]))], vec![counting(&[2, 3]), bools(&[2, 3], &[1; 6])]),
         case("Dropout", 7, |n| n.float("ratio", 0.5), vec![x()], vec![counting(&[2, 3])]),
     ]
@@ -69,10 +98,22 @@ fn slices() -> Vec<Case> {
         plain("Slice", 13, vec![x(), k(&[-1]), k(&[i64::MIN]), k(&[0]), k(&[-2])], result(&[5., 3., 1.])),
         plain("Slice", 13, vec![x(), k(&[100]), k(&[1]), k(&[0]), k(&[-3])], result(&[5., 2.])),
         plain("Slice", 13, vec![x(), k(&[4]), k(&[2])], result(&[])),
-        case("Slice", 9, |n| n.ints("starts", &[2]).ints("ends", &[-1]).ints("axes", &[0]), vec![x()], vec![result(&[2., 3., 4.])]),
+        case(
+            "Slice",
+            9,
+            |n| n.ints("starts", &[2]).ints("ends", &[-1]).ints("axes", &[0]),
+            vec![x()],
+            vec![result(&[2., 3., 4.])],
+        ),
         plain("Slice", 13, vec![Input(counting(&[2, 3])), k(&[1, 0]), k(&[2, 2]), k(&[1, 0])], f32s(&[2, 1], &[1., 4.])),
         plain("Trilu", 14, vec![Input(counting(&[2, 3]))], f32s(&[2, 3], &[0., 1., 2., 0., 4., 5.])),
-        case("Trilu", 14, |n| n.int("upper", 0), vec![Input(counting(&[2, 3])), Known(i64s(&[], &[1]))], vec![f32s(&[2, 3], &[0., 1., 0., 3., 4., 5.])]),
+        case(
+            "Trilu",
+            14,
+            |n| n.int("upper", 0),
+            vec![Input(counting(&[2, 3])), Known(i64s(&[], &[1]))],
+            vec![f32s(&[2, 3], &[0., 1., 0., 3., 4., 5.])],
+        ),
         plain("Trilu", 14, vec![Input(bools(&[2, 2], &[1, 1, 1, 1])), Known(i64s(&[], &[1]))], bools(&[2, 2], &[0, 1, 0, 0])),
     ]
 }
@@ -101,12 +142,23 @@ fn indexing() -> Vec<Case> {
         plain("Gather", 13, vec![x(), Input(i64s(&[1, 2], &[1, -2]))], f32s(&[1, 2, 3], &[3., 4., 5., 0., 1., 2.])),
         case("Gather", 13, |n| n.int("axis", 1), vec![x(), k(&[2, 0])], vec![f32s(&[2, 2], &[2., 0., 5., 3.])]),
         case("Gather", 13, |n| n.int("axis", -1), vec![x(), Known(i64s(&[], &[-1]))], vec![f32s(&[2], &[2., 5.])]),
-        case("GatherElements", 13, |n| n.int("axis", 1), vec![x(), Input(i64s(&[2, 2], &[0, -1, 1, 1]))], vec![f32s(&[2, 2], &[0., 2., 4., 4.])]),
+        case(
+            "GatherElements",
+            13,
+            |n| n.int("axis", 1),
+            vec![x(), Input(i64s(&[2, 2], &[0, -1, 1, 1]))],
+            vec![f32s(&[2, 2], &[0., 2., 4., 4.])],
+        ),
         plain("GatherElements", 13, vec![x(), Input(i64s(&[1, 3], &[1, 0, 1]))], f32s(&[1, 3], &[3., 1., 5.])),
         plain("GatherND", 13, vec![x(), Input(i64s(&[2, 2], &[0, 1, -1, 2]))], f32s(&[2], &[1., 5.])),
         plain("GatherND", 13, vec![x(), Input(i64s(&[2, 1], &[1, 0]))], f32s(&[2, 3], &[3., 4., 5., 0., 1., 2.])),
         case("GatherND", 13, |n| n.int("batch_dims", 1), vec![x(), Input(i64s(&[2, 1], &[2, 0]))], vec![f32s(&[2], &[2., 3.])]),
-        plain("Resize", 13, vec![image(), Absent, scales(&[1., 1., 2., 3.])], f32s(&[1, 1, 2, 6], &[1., 1., 1., 2., 2., 2., 1., 1., 1., 2., 2., 2.])),
+        plain(
+            "Resize",
+            13,
+            vec![image(), Absent, scales(&[1., 1., 2., 3.])],
+            f32s(&[1, 1, 2, 6], &[1., 1., 1., 2., 2., 2., 1., 1., 1., 2., 2., 2.]),
+        ),
         plain("Resize", 10, vec![image(), scales(&[1., 1., 1., 2.])], f32s(&[1, 1, 1, 4], &[1., 1., 2., 2.])),
         case(
             "Resize",
@@ -131,9 +183,20 @@ fn makers() -> Vec<Case> {
         plain("ConstantOfShape", 9, vec![k(&[2, 1])], f32s(&[2, 1], &[0., 0.])),
         case("ConstantOfShape", 9, |n| n.tensor("value", &seven), vec![Known(i64s(&[0], &[]))], vec![i64s(&[], &[7])]),
         plain("Range", 11, vec![Known(i64s(&[], &[10])), Known(i64s(&[], &[4])), Known(i64s(&[], &[-3]))], i64s(&[2], &[10, 7])),
-        plain("Range", 11, vec![Known(f32s(&[], &[1.0])), Known(f32s(&[], &[2.0])), Known(f32s(&[], &[0.375]))], f32s(&[3], &[1.0, 1.375, 1.75])),
+        plain(
+            "Range",
+            11,
+            vec![Known(f32s(&[], &[1.0])), Known(f32s(&[], &[2.0])), Known(f32s(&[], &[0.375]))],
+            f32s(&[3], &[1.0, 1.375, 1.75]),
+        ),
         plain("Range", 11, vec![Known(i64s(&[], &[5])), Known(i64s(&[], &[4])), Known(i64s(&[], &[1]))], i64s(&[0], &[])),
         case("EyeLike", 9, |n| n.int("k", 1), vec![Input(counting(&[2, 3]))], vec![f32s(&[2, 3], &[0., 1., 0., 0., 0., 1.])]),
-        case("EyeLike", 9, |n| n.int("dtype", 6), vec![Input(counting(&[2, 2]))], vec![Tensor::from_i64(DType::I32, [2, 2], &[1, 0, 0, 1])]),
+        case(
+            "EyeLike",
+            9,
+            |n| n.int("dtype", 6),
+            vec![Input(counting(&[2, 2]))],
+            vec![Tensor::from_i64(DType::I32, [2, 2], &[1, 0, 0, 1])],
+        ),
     ]
 }

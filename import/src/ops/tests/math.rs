@@ -90,7 +90,12 @@ fn binary() -> Vec<Case> {
         plain("BitwiseOr", 18, vec![Input(ints(&[12, 5])), Input(ints(&[10, 3]))], ints(&[14, 7])),
         plain("BitwiseXor", 18, vec![Input(ints(&[12, 5])), Input(ints(&[10, 3]))], ints(&[6, 6])),
         plain("BitwiseNot", 18, vec![Input(ints(&[0, 5]))], ints(&[-1, -6])),
-        plain("PRelu", 16, vec![Input(f32s(&[2, 2], &[-1.0, 2.0, -3.0, 4.0])), Input(f32s(&[2], &[0.5, 9.0]))], f32s(&[2, 2], &[-0.5, 2.0, -1.5, 4.0])),
+        plain(
+            "PRelu",
+            16,
+            vec![Input(f32s(&[2, 2], &[-1.0, 2.0, -3.0, 4.0])), Input(f32s(&[2], &[0.5, 9.0]))],
+            f32s(&[2, 2], &[-0.5, 2.0, -1.5, 4.0]),
+        ),
     ]
 }
 
@@ -146,9 +151,20 @@ fn activations() -> Vec<Case> {
         plain("Clip", 12, vec![x(), Input(f32s(&[], &[-2.0]))], clipped([-2.0, -1.0, 1.0, 5.0])),
         plain("Clip", 13, vec![x(), Known(f32s(&[], &[3.0])), Known(f32s(&[], &[2.0]))], clipped([2.0, 2.0, 2.0, 2.0])),
         case("Clip", 7, |n| n.float("min", -2.0).float("max", 2.0), vec![x()], vec![clipped([-2.0, -1.0, 1.0, 2.0])]),
-        plain("Clip", 12, vec![Input(i64s(&[3], &[-5, 0, 5])), Known(i64s(&[], &[-1])), Known(i64s(&[], &[1]))], i64s(&[3], &[-1, 0, 1])),
+        plain(
+            "Clip",
+            12,
+            vec![Input(i64s(&[3], &[-5, 0, 5])), Known(i64s(&[], &[-1])), Known(i64s(&[], &[1]))],
+            i64s(&[3], &[-1, 0, 1]),
+        ),
         case("Elu", 7, |n| n.float("alpha", 2.0), vec![Input(f32s(&[2], &[-1.0, 3.0]))], vec![f32s(&[2], &[-1.264_241_1, 3.0])]),
-        case("Celu", 12, |n| n.float("alpha", 2.0), vec![Input(f32s(&[2], &[-2.0, 3.0]))], vec![f32s(&[2], &[-1.264_241_1, 3.0])]),
+        case(
+            "Celu",
+            12,
+            |n| n.float("alpha", 2.0),
+            vec![Input(f32s(&[2], &[-2.0, 3.0]))],
+            vec![f32s(&[2], &[-1.264_241_1, 3.0])],
+        ),
         case("LeakyRelu", 16, |n| n.float("alpha", 0.5), vec![x()], vec![clipped([-1.5, -0.5, 1.0, 5.0])]),
         case("HardSigmoid", 7, |n| n.float("alpha", 0.5).float("beta", 0.0), vec![x()], vec![clipped([0.0, 0.0, 0.5, 1.0])]),
         case("Swish", 24, |n| n.float("alpha", 2.0), vec![Input(f32s(&[1], &[1.0]))], vec![f32s(&[1], &[0.880_797_1])]),
@@ -164,9 +180,21 @@ fn activations() -> Vec<Case> {
         ),
         // exp(0), exp(ln 3), .. over their sum.
         plain("Softmax", 13, vec![Input(f32s(&[2, 2], &[0.0, 3f32.ln(), 0.0, 0.0]))], f32s(&[2, 2], &[0.25, 0.75, 0.5, 0.5])),
-        case("Softmax", 13, |n| n.int("axis", 0), vec![Input(f32s(&[2, 2], &[0.0, 0.0, 0.0, 3f32.ln()]))], vec![f32s(&[2, 2], &[0.5, 0.25, 0.5, 0.75])]),
+        case(
+            "Softmax",
+            13,
+            |n| n.int("axis", 0),
+            vec![Input(f32s(&[2, 2], &[0.0, 0.0, 0.0, 3f32.ln()]))],
+            vec![f32s(&[2, 2], &[0.5, 0.25, 0.5, 0.75])],
+        ),
         plain("Softmax", 11, vec![Input(f32s(&[1, 2, 2], &[0.0, 0.0, 2f32.ln(), 0.0]))], f32s(&[1, 2, 2], &[0.2, 0.2, 0.4, 0.2])),
-        case("Softmax", 11, |n| n.int("axis", 2), vec![Input(f32s(&[1, 2, 2], &[0.0, 0.0, 3f32.ln(), 0.0]))], vec![f32s(&[1, 2, 2], &[0.5, 0.5, 0.75, 0.25])]),
+        case(
+            "Softmax",
+            11,
+            |n| n.int("axis", 2),
+            vec![Input(f32s(&[1, 2, 2], &[0.0, 0.0, 3f32.ln(), 0.0]))],
+            vec![f32s(&[1, 2, 2], &[0.5, 0.5, 0.75, 0.25])],
+        ),
         plain("LogSoftmax", 13, vec![Input(f32s(&[1, 2], &[0.0, 3f32.ln()]))], f32s(&[1, 2], &[0.25f32.ln(), 0.75f32.ln()])),
     ]
 }

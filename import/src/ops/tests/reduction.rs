@@ -22,22 +22,40 @@ fn reductions() -> Vec<Case> {
         last("ReduceL1", [6., 10.]),
         last("ReduceL2", [14f32.sqrt(), 52f32.sqrt()]),
         last("ReduceSumSquare", [14., 52.]),
-        last("ReduceLogSumExp", [3.054_994, 4.018_194]),
+        last("ReduceLogSumExp", [3.132_845_2, 4.018_194]),
     ]
     .into_iter()
     .flatten()
     .collect();
     cases.extend([
         plain("ReduceSum", 13, vec![x()], f32s(&[1, 1], &[0.])),
-        case("ReduceSum", 13, |n| n.int("noop_with_empty_axes", 1), vec![Input(f32s(&[2], &[1., 2.])), Known(i64s(&[0], &[]))], vec![f32s(&[2], &[1., 2.])]),
+        case(
+            "ReduceSum",
+            13,
+            |n| n.int("noop_with_empty_axes", 1),
+            vec![Input(f32s(&[2], &[1., 2.])), Known(i64s(&[0], &[]))],
+            vec![f32s(&[2], &[1., 2.])],
+        ),
         case("ReduceMean", 11, |n| n.ints("axes", &[0, 1]), vec![Input(i64s(&[1, 2], &[3, 4]))], vec![i64s(&[1, 1], &[3])]),
         case("ReduceMax", 20, |n| n.int("keepdims", 0), vec![Input(bools(&[2], &[0, 1]))], vec![bools(&[], &[1])]),
         plain("ReduceLogSum", 13, vec![positive()], f32s(&[1, 1], &[4f32.ln()])),
         plain("ReduceLogSumExp", 13, vec![Input(f32s(&[2], &[f32::NEG_INFINITY; 2]))], f32s(&[1], &[f32::NEG_INFINITY])),
         plain("ReduceLogSumExp", 13, vec![Input(f32s(&[2], &[1000., 1000.]))], f32s(&[1], &[1000. + 2f32.ln()])),
         plain("ArgMax", 13, vec![Input(f32s(&[3, 2], &[1., 5., 2., 5., 2., 0.]))], i64s(&[1, 2], &[1, 0])),
-        case("ArgMax", 13, |n| n.int("select_last_index", 1).int("keepdims", 0), vec![Input(f32s(&[3, 2], &[1., 5., 2., 5., 2., 0.]))], vec![i64s(&[2], &[2, 1])]),
-        case("ArgMin", 13, |n| n.int("axis", -1).int("keepdims", 0), vec![Input(f32s(&[2, 2], &[1., 0., 2., 5.]))], vec![i64s(&[2], &[1, 0])]),
+        case(
+            "ArgMax",
+            13,
+            |n| n.int("select_last_index", 1).int("keepdims", 0),
+            vec![Input(f32s(&[3, 2], &[1., 5., 2., 5., 2., 0.]))],
+            vec![i64s(&[2], &[2, 1])],
+        ),
+        case(
+            "ArgMin",
+            13,
+            |n| n.int("axis", -1).int("keepdims", 0),
+            vec![Input(f32s(&[2, 2], &[1., 0., 2., 5.]))],
+            vec![i64s(&[2], &[1, 0])],
+        ),
     ]);
     cases
 }
@@ -71,7 +89,13 @@ fn norms() -> Vec<Case> {
             vec![Input(f32s(&[1, 2, 2], &[-1., 1., -1., 1.])), Input(f32s(&[2, 2], &[1., 2., 3., 4.]))],
             vec![f32s(&[1, 2, 2], &[-1., 2., -3., 4.])],
         ),
-        case("GroupNormalization", 18, |n| exact(n).int("num_groups", 2), vec![x(), two(2., 3.), two(0., 1.)], vec![f32s(&[1, 2, 2], &[-2., 2., -2., 4.])]),
+        case(
+            "GroupNormalization",
+            18,
+            |n| exact(n).int("num_groups", 2),
+            vec![x(), two(2., 3.), two(0., 1.)],
+            vec![f32s(&[1, 2, 2], &[-2., 2., -2., 4.])],
+        ),
         case(
             "GroupNormalization",
             21,
@@ -96,9 +120,27 @@ fn pools() -> Vec<Case> {
         case("MaxPool", 12, |n| k2(n).string("auto_pad", "SAME_UPPER"), vec![line()], pooled(&[5., 5., 4., 4., 3.])),
         case("MaxPool", 12, |n| k2(n).string("auto_pad", "SAME_LOWER"), vec![line()], pooled(&[1., 5., 5., 4., 4.])),
         case("AveragePool", 19, k2, vec![line()], pooled(&[3., 3.5, 3., 3.5])),
-        case("AveragePool", 19, |n| k3(n).ints("pads", &[1, 1]).ints("strides", &[2]), vec![line()], pooled(&[3., 11. / 3., 3.5])),
-        case("AveragePool", 19, |n| k3(n).ints("pads", &[1, 1]).ints("strides", &[2]).int("count_include_pad", 1), vec![line()], pooled(&[2., 11. / 3., 7. / 3.])),
-        case("AveragePool", 19, |n| k2(n).ints("strides", &[2]).int("ceil_mode", 1).int("count_include_pad", 1), vec![line()], pooled(&[3., 3., 3.])),
+        case(
+            "AveragePool",
+            19,
+            |n| k3(n).ints("pads", &[1, 1]).ints("strides", &[2]),
+            vec![line()],
+            pooled(&[3., 11. / 3., 3.5]),
+        ),
+        case(
+            "AveragePool",
+            19,
+            |n| k3(n).ints("pads", &[1, 1]).ints("strides", &[2]).int("count_include_pad", 1),
+            vec![line()],
+            pooled(&[2., 11. / 3., 7. / 3.]),
+        ),
+        case(
+            "AveragePool",
+            19,
+            |n| k2(n).ints("strides", &[2]).int("ceil_mode", 1).int("count_include_pad", 1),
+            vec![line()],
+            pooled(&[3., 3., 3.]),
+        ),
         plain("GlobalAveragePool", 7, vec![line()], f32s(&[1, 1, 1], &[3.])),
         plain("GlobalMaxPool", 7, vec![Input(f32s(&[1, 2, 1, 2], &[1., 5., 2., 0.]))], f32s(&[1, 2, 1, 1], &[5., 2.])),
     ]
