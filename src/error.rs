@@ -17,9 +17,9 @@ use crate::plot::PlotError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{path}: {source}", path = .path.display())]
-    Import { path: PathBuf, source: ImportError },
+    Import { path: PathBuf, source: Box<ImportError> },
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     #[error("the model has no output {name:?}; its outputs are {}", known.join(", "))]
     UnknownOutput { name: String, known: Vec<String> },
     #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
@@ -35,7 +35,7 @@ pub enum Error {
     #[error("a batch of 0 samples is no batch")]
     EmptyBatch,
     #[error("{path}: array {key:?} does not fit: {source}", path = .path.display())]
-    Target { path: PathBuf, key: String, source: LossError },
+    Target { path: PathBuf, key: String, source: Box<LossError> },
     #[error("{path}: array {key:?}, sample {sample}: {value} is not one of the model's {classes} classes", path = .path.display())]
     Class { path: PathBuf, key: String, sample: usize, value: i64, classes: usize },
     #[error("metric {metric} needs {needed}; the prediction is {prediction}{}", target.as_ref().map(|t| format!(", the target {t}")).unwrap_or_default())]
@@ -76,4 +76,10 @@ pub enum Error {
     Log(#[from] LogError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+}
+
+impl From<DataError> for Error {
+    fn from(error: DataError) -> Self {
+        Error::Data(Box::new(error))
+    }
 }

@@ -42,7 +42,7 @@ impl Model {
         let path = path.as_ref().to_path_buf();
         match meganeura_import::Model::open_with(&path, options) {
             Ok(imported) => Ok(Model { path, imported, changed: BTreeMap::new() }),
-            Err(source) => Err(Error::Import { path, source }),
+            Err(source) => Err(Error::Import { path, source: source.into() }),
         }
     }
 
@@ -190,6 +190,6 @@ impl Model {
     }
 
     fn import_error(&self, source: ImportError) -> Error {
-        Error::Import { path: self.path.clone(), source }
+        Error::Import { path: self.path.clone(), source: source.into() }
     }
 }

@@ -122,5 +122,5 @@ impl Objective {
 
 fn unfit(samples: &Samples, source: LossError) -> Error {
     let key = samples.target_key().unwrap_or_default().to_string();
-    Error::Target { path: samples.path().to_path_buf(), key, source }
+    Error::Target { path: samples.path().to_path_buf(), key, source: source.into() }
 }

@@ -34,7 +34,7 @@ fn draw(svg: &mut String, training: &[(u64, f64)], evaluation: &[(u64, f64)]) ->
         .x_label_area_size(44)
         .y_label_area_size(64)
         .build_cartesian_2d(0..last, low..high + margin)?;
-    chart.configure_mesh().x_desc("step").y_desc("loss").light_line_style(WHITE).draw()?;
+    chart.configure_mesh().x_desc("step").y_desc("loss").light_line_style(WHITE).max_light_lines(1).draw()?;
     for (label, points, color) in [("training", training, TRAINING), ("evaluation", evaluation, EVALUATION)] {
         if points.is_empty() {
             continue;

@@ -65,8 +65,11 @@ pub fn write_tensors(
     })
 }
 
-/// The tensors and the map of a safetensors file. The error says what is wrong with the file.
-pub(crate) fn read_tensors(bytes: &[u8]) -> Result<(BTreeMap<String, Tensor>, HashMap<String, String>), String> {
+/// Named tensors, and a map of strings.
+pub(crate) type TensorFile = (BTreeMap<String, Tensor>, HashMap<String, String>);
+
+/// The content of a safetensors file. The error says what is wrong with the file.
+pub(crate) fn read_tensors(bytes: &[u8]) -> Result<TensorFile, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
     let mut tensors = BTreeMap::new();

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use common::{device, fixture, npz, relative_l2, safetensors};
 use meganeura::data::{Samples, Target};
 use meganeura::{
-    Bindings, Dataset, Device, Length, Loss, Model, Objective, Optimizer, Tensor, TrainOptions, Trainer, WithRespectTo,
+    Bindings, Dataset, Device, Length, Loss, Model, Objective, Optimizer, StepReport, Tensor, TrainOptions, Trainer,
+    WithRespectTo,
 };
 
 /// Relative L2 error of outputs and of weights after training.
@@ -74,7 +75,11 @@ fn three_steps_agree(name: &str, optimizer: Optimizer, learning_rate: f64, expec
     let mut trainer = Trainer::new(&model, &device, &case.data, options).unwrap();
     assert_eq!(trainer.batch(), trainer.samples());
     let mut losses = Vec::new();
-    trainer.train_to(3, |report| Ok::<_, meganeura::Error>(losses.push(report.loss))).unwrap();
+    let remember = |report: &StepReport| {
+        losses.push(report.loss);
+        Ok::<_, meganeura::Error>(())
+    };
+    trainer.train_to(3, remember).unwrap();
     let first = case.expected("loss")[0];
     assert!(((losses[0] - first) / first).abs() <= LOSS_TOLERANCE, "{losses:?}");
     if matches!(optimizer, Optimizer::AdamW { .. }) {

@@ -18,7 +18,6 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// A dependency from outside, and the only crates whose code may use it.
 const CONFINED: &[(&str, &[&str])] = &[
-    ("tract-onnx", &["meganeura-import"]),
     ("prost", &["meganeura-import"]),
     ("egg", &["meganeura-codegen"]),
     ("naga", &["meganeura-codegen", "meganeura-runtime"]),

@@ -8,9 +8,15 @@ use crate::index::{Index, ravel, unravel};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Guard {
     /// `0 <= index < extent`
-    Within { index: Index, extent: usize },
+    Within {
+        index: Index,
+        extent: usize,
+    },
     /// `index` is a multiple.
-    Multiple { index: Index, of: usize },
+    Multiple {
+        index: Index,
+        of: usize,
+    },
     Never,
 }
 
@@ -231,7 +237,9 @@ pub fn contract_result(graph: &Graph, node: NodeId, batch: &[Index], m: &[Index]
 pub fn contract_lhs(graph: &Graph, node: NodeId, at: &ContractAt) -> Access {
     let n = graph.node(node);
     match &n.op {
-        Op::Dot(d) => Access::new(n.operands[0], dot_operand(&d.lhs_batch, &d.lhs_free(rank(graph, n.operands[0])), &d.lhs_contract, at)),
+        Op::Dot(d) => {
+            Access::new(n.operands[0], dot_operand(&d.lhs_batch, &d.lhs_free(rank(graph, n.operands[0])), &d.lhs_contract, at))
+        }
         Op::Conv(d) => {
             let outputs = (graph.ty(node).shape[1] / d.groups) as i64;
             let mut source = vec![at.batch[0].scale(outputs).add(&at.free[0])];
@@ -246,7 +254,9 @@ pub fn contract_lhs(graph: &Graph, node: NodeId, at: &ContractAt) -> Access {
 pub fn contract_rhs(graph: &Graph, node: NodeId, at: &ContractAt) -> Access {
     let n = graph.node(node);
     match &n.op {
-        Op::Dot(d) => Access::new(n.operands[1], dot_operand(&d.rhs_batch, &d.rhs_free(rank(graph, n.operands[1])), &d.rhs_contract, at)),
+        Op::Dot(d) => {
+            Access::new(n.operands[1], dot_operand(&d.rhs_batch, &d.rhs_free(rank(graph, n.operands[1])), &d.rhs_contract, at))
+        }
         Op::Conv(d) => conv_input(graph, node, d, at),
         op => unreachable!("{} is not a contraction", op.name()),
     }
@@ -281,4 +291,3 @@ fn conv_input(graph: &Graph, node: NodeId, d: &ConvDims, at: &ContractAt) -> Acc
     }
     Access { guards: guards.0, operand: x, at: source }
 }
-

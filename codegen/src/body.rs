@@ -62,9 +62,15 @@ pub enum Expr {
     /// Remainder of non-negative i32 values by a constant.
     IndexMod(ExprId, i32),
     /// An element of a storage buffer.
-    Load { buffer: usize, index: ExprId },
+    Load {
+        buffer: usize,
+        index: ExprId,
+    },
     /// An element of a workgroup array. Never interned: memory changes.
-    LoadShared { array: SlotId, index: ExprId },
+    LoadShared {
+        array: SlotId,
+        index: ExprId,
+    },
     /// The value of a mutable variable now. Never interned.
     Read(SlotId),
     /// `a * b + c`
@@ -78,13 +84,36 @@ pub enum Stmt {
     /// Defines an expression.
     Let(ExprId),
     /// Declares a mutable variable.
-    Declare { slot: SlotId, value: ExprId },
-    Assign { slot: SlotId, value: ExprId },
+    Declare {
+        slot: SlotId,
+        value: ExprId,
+    },
+    Assign {
+        slot: SlotId,
+        value: ExprId,
+    },
     /// `for (var = start; var < end; var += step)`
-    For { var: VarId, start: ExprId, end: i32, step: i32, body: Vec<Stmt> },
-    If { condition: ExprId, body: Vec<Stmt> },
-    Store { buffer: usize, index: ExprId, value: ExprId },
-    StoreShared { array: SlotId, index: ExprId, value: ExprId },
+    For {
+        var: VarId,
+        start: ExprId,
+        end: i32,
+        step: i32,
+        body: Vec<Stmt>,
+    },
+    If {
+        condition: ExprId,
+        body: Vec<Stmt>,
+    },
+    Store {
+        buffer: usize,
+        index: ExprId,
+        value: ExprId,
+    },
+    StoreShared {
+        array: SlotId,
+        index: ExprId,
+        value: ExprId,
+    },
     Barrier,
     /// Leaves the kernel.
     Return,
@@ -487,7 +516,9 @@ impl Builder {
 pub fn operands(expr: &Expr) -> impl Iterator<Item = ExprId> {
     let list: [Option<ExprId>; 3] = match *expr {
         Expr::Literal(_) | Expr::Var(_) | Expr::Read(_) => [None; 3],
-        Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => [Some(x), None, None],
+        Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => {
+            [Some(x), None, None]
+        }
         Expr::Load { index, .. } | Expr::LoadShared { index, .. } => [Some(index), None, None],
         Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
         Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c)],

@@ -242,4 +242,3 @@ fn validate(label: &str, wgsl: &str) -> Result<(), CompileError> {
         .map_err(|e| invalid(e.emit_to_string(wgsl)))?;
     Ok(())
 }
-

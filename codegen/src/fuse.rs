@@ -160,9 +160,7 @@ impl Fuser<'_> {
         let whole = Place::Axes((0..rank).map(Some).collect());
         let domain = match &node.op {
             Op::Dot(_) | Op::Conv(_) => Domain::Contract { dot: root, place: whole.clone() },
-            Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => {
-                Domain::Row { rows: (0..rank).collect() }
-            }
+            Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
             _ => Domain::Map,
         };
         self.groups.push(Group {
@@ -223,10 +221,7 @@ impl Fuser<'_> {
     /// Whether the group contains a reduction that runs inside a map.
     fn has_loops(&self, g: usize) -> bool {
         self.groups[g].nodes.iter().any(|&n| {
-            matches!(
-                self.graph.node(n).op,
-                Op::Reduce { .. } | Op::ArgReduce { .. } | Op::Fold { .. } | Op::Scatter { .. }
-            )
+            matches!(self.graph.node(n).op, Op::Reduce { .. } | Op::ArgReduce { .. } | Op::Fold { .. } | Op::Scatter { .. })
         })
     }
 
@@ -266,18 +261,17 @@ impl Fuser<'_> {
         let shape = &self.graph.ty(id).shape;
         let root_shape = &self.graph.ty(self.groups[g].root).shape;
         uses.iter().filter(|u| u.group == g && !u.guarded && !u.prologue).find_map(|u| {
-            let axes: Option<Vec<Option<usize>>> = u
-                .at
-                .iter()
-                .zip(shape.iter())
-                .map(|(i, &size)| {
-                    if size == 1 && i.as_constant() == Some(0) {
-                        return Some(None);
-                    }
-                    let axis = self.root_indices[g].iter().position(|r| r == i && r.as_constant().is_none())?;
-                    (root_shape[axis] == size).then_some(Some(axis))
-                })
-                .collect();
+            let axes: Option<Vec<Option<usize>>> =
+                u.at.iter()
+                    .zip(shape.iter())
+                    .map(|(i, &size)| {
+                        if size == 1 && i.as_constant() == Some(0) {
+                            return Some(None);
+                        }
+                        let axis = self.root_indices[g].iter().position(|r| r == i && r.as_constant().is_none())?;
+                        (root_shape[axis] == size).then_some(Some(axis))
+                    })
+                    .collect();
             let same_position = || {
                 let linear = ravel(&u.at, shape) == ravel(&self.root_indices[g], root_shape);
                 (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
@@ -289,7 +283,9 @@ impl Fuser<'_> {
             }
             let whole = (0..root_shape.rank()).all(|a| root_shape[a] == 1 || used.contains(&a));
             let row = match &self.groups[g].domain {
-                Domain::Row { rows } => rows.iter().all(|a| root_shape[*a] == 1 || used.contains(a)) && used.iter().all(|a| rows.contains(a)),
+                Domain::Row { rows } => {
+                    rows.iter().all(|a| root_shape[*a] == 1 || used.contains(a)) && used.iter().all(|a| rows.contains(a))
+                }
                 _ => false,
             };
             // A reduction that is about to make the group a row kernel is stored once per row.
@@ -442,9 +438,7 @@ fn is_light(graph: &Graph, id: NodeId) -> bool {
         Op::Pad(_) | Op::Unfold(_) => true,
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
         Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
-        Op::Binary(_) | Op::Compare(_) | Op::Select => {
-            n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1
-        }
+        Op::Binary(_) | Op::Compare(_) | Op::Select => n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1,
         _ => false,
     }
 }

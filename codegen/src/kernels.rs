@@ -19,7 +19,10 @@ pub enum Bound {
     Read(NodeId),
     Write(NodeId),
     /// The parameter `from` is read and then overwritten by `node`, element by element.
-    InPlace { from: NodeId, node: NodeId },
+    InPlace {
+        from: NodeId,
+        node: NodeId,
+    },
 }
 
 /// A kernel before its text.

@@ -317,4 +317,3 @@ pub fn place_barriers(dispatches: &mut [Dispatch], access: impl Fn(usize) -> Vec
         }
     }
 }
-

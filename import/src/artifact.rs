@@ -1,5 +1,6 @@
-//! The imported artifact: a safetensors file that holds the weights under their names in the model, in their dtypes, and the model
-//! itself, without weights, in the file's metadata. Every reader of safetensors finds the weights; [`Model::open`] finds the model.
+//! The imported artifact: a safetensors file that holds the weights under their names in the model, in their dtypes, and the
+//! model itself, without weights, in the file's metadata. Every reader of safetensors finds the weights; [`Model::open`] finds
+//! the model.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -137,7 +138,7 @@ impl From<io::Error> for ImportError {
 
 /// Writes the artifact of `model` with the weights that `weights` supplies, one at a time, as they are written.
 ///
-/// Tensors are written in the order of [`Model::parameters`], 8-byte aligned at the start of the data; the same model and weights give the same bytes.
+/// Tensors are aligned to their elements; the same model and weights give the same bytes.
 ///
 /// # Errors
 /// [`ArtifactError::HeaderTooLarge`] or [`ArtifactError::ReservedName`] before anything is written;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use tract_onnx::pb::GraphProto;
+use crate::proto::GraphProto;
 
 use crate::error::StructureError;
 use crate::model::node_label;

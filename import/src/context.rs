@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
+use crate::proto::attribute_proto::AttributeType;
+use crate::proto::{AttributeProto, NodeProto};
 use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
-use tract_onnx::pb::attribute_proto::AttributeType;
-use tract_onnx::pb::{AttributeProto, NodeProto};
 
 use crate::error::OpError;
 use crate::fold::Folder;
@@ -26,6 +26,8 @@ pub(crate) struct Context<'a> {
     /// Version of the node's operator set.
     pub opset: i64,
     inputs: Vec<Option<NodeId>>,
+    /// By output position: whether anything reads it.
+    wanted: Vec<bool>,
     read: RefCell<HashSet<&'a str>>,
     notes: Vec<&'static str>,
 }
@@ -50,8 +52,9 @@ impl<'a> Context<'a> {
         node: &'a NodeProto,
         opset: i64,
         inputs: Vec<Option<NodeId>>,
+        wanted: Vec<bool>,
     ) -> Self {
-        Context { folder, storage, node, opset, inputs, read: RefCell::default(), notes: Vec::new() }
+        Context { folder, storage, node, opset, inputs, wanted, read: RefCell::default(), notes: Vec::new() }
     }
 
     /// Attributes that the rule did not read, and what it noted.
@@ -77,9 +80,9 @@ impl<'a> Context<'a> {
         self.node.output.len()
     }
 
-    /// Whether anything can read output `index`.
+    /// Whether anything reads output `index`.
     pub fn has_output(&self, index: usize) -> bool {
-        self.node.output.get(index).is_some_and(|name| !name.is_empty())
+        self.wanted.get(index).copied().unwrap_or(false)
     }
 
     pub fn input(&self, index: usize) -> Result<NodeId, OpError> {

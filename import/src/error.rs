@@ -24,7 +24,7 @@ pub enum ImportError {
     NoGraph,
     #[error("ONNX IR version {0} is not supported: 3 and newer are")]
     IrVersion(i64),
-    #[error("the model imports no version of the standard ONNX operators: the file is truncated or no ONNX model")]
+    #[error("the model imports no operator set: the file is truncated or no ONNX model")]
     NoOpset,
     #[error("opset {0} is not supported: 7 and newer are. Convert the model with onnx.version_converter, or export it again")]
     Opset(i64),
@@ -43,19 +43,13 @@ pub enum ImportError {
     #[error(transparent)]
     Binding(#[from] BindingError),
     #[error("node {node}: {source}")]
-    Node { node: NodeName, source: OpError },
+    Node { node: Box<NodeName>, source: Box<OpError> },
     #[error(transparent)]
     Graph(#[from] GraphError),
     #[error("a constant that output {output:?} needs holds {value}, outside the 32-bit range of {dtype} on devices")]
     IntegerRange { output: String, value: i64, dtype: DType },
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-}
-
-impl From<OpError> for ImportError {
-    fn from(source: OpError) -> Self {
-        ImportError::Node { node: NodeName::default(), source }
-    }
 }
 
 /// A graph that breaks a rule of the ONNX standard.

@@ -9,12 +9,12 @@ use crate::write::{ParameterData, WeightSource, rewritten, write_weight};
 /// Protobuf messages end here.
 const MAX_MESSAGE: u64 = i32::MAX as u64;
 
-/// Writes the model as ONNX: every byte of the original but the data of the parameters, which `weights` supplies. Names, shapes and
-/// dtypes stay; external data moves into the file. Weights are asked for one at a time, as they are written.
+/// Writes the model as ONNX: every byte of the original but the data of the parameters, which `weights` supplies. Names, shapes
+/// and dtypes stay; external data moves into the file. Weights are asked for one at a time, as they are written.
 ///
 /// # Errors
-/// [`ArtifactError::TooLarge`] above 2 GiB, before anything is written; [`ArtifactError::WeightType`] if a supplied weight does not
-/// have the type of the parameter; errors of `weights` and of `out`.
+/// [`ArtifactError::TooLarge`] above 2 GiB, before anything is written; [`ArtifactError::WeightType`] if a supplied weight does
+/// not have the type of the parameter; errors of `weights` and of `out`.
 pub fn write_onnx(out: &mut dyn Write, model: &Model, weights: &WeightSource) -> Result<(), ImportError> {
     let rope = rewritten(model, ParameterData::Streamed)?;
     if rope.len() > MAX_MESSAGE {

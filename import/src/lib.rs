@@ -1,7 +1,7 @@
 //! ONNX import for meganeura: from a file to a typed static graph, and back to files.
 //!
 //! [`Model::open`] reads an `.onnx` file, or the artifact that [`write_artifact`] made of one. The file is mapped; a scan of the
-//! protobuf wire format (`wire`) records where tensor data lies and leaves it there, tract's generated types decode the rest, and
+//! protobuf wire format (`wire`) records where tensor data lies and leaves it there, the messages of `proto` decode the rest, and
 //! `check` and `roles` establish names, order, and which tensors are parameters. [`Model::specialize`] binds symbolic sizes and
 //! builds a [`meganeura_ir::Graph`] by the table in `ops`, folding constants on the way.
 //! [`write_onnx`] and [`write_artifact`] put today's weights into the original file or into safetensors, streaming.
@@ -16,6 +16,7 @@ mod export;
 mod fold;
 mod model;
 mod ops;
+mod proto;
 mod roles;
 mod specialize;
 mod tensor;

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use crate::proto::type_proto::Value as TypeValue;
+use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
-use tract_onnx::pb::type_proto::Value as TypeValue;
-use tract_onnx::pb::{GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
 
 use crate::artifact::{self, Artifact};
 use crate::check;
@@ -332,11 +332,13 @@ fn hash(tensor: &Tensor) -> u64 {
 
 fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, ImportError> {
     let mut warnings = Vec::new();
+    if proto.opset_import.is_empty() {
+        return Err(ImportError::NoOpset);
+    }
     match opsets.get("") {
-        None => return Err(ImportError::NoOpset),
         Some(found) if found < 7 => return Err(ImportError::Opset(found)),
         Some(found) if found > NEWEST_OPSET => warnings.push(Warning::Opset { found, newest: NEWEST_OPSET }),
-        Some(_) => {}
+        _ => {}
     }
     match proto.ir_version {
         found if found < 3 => return Err(ImportError::IrVersion(found)),
@@ -436,14 +438,14 @@ fn model_output(info: &ValueInfoProto) -> ModelOutput {
 }
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
-    let TypeValue::TensorType(tensor) = ty.value.as_ref()?;
+    let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
     tensor::dtype(tensor.elem_type).ok()
 }
 
 /// The declared sizes of the value `name`; unnamed ones are called `name.axis`.
 pub(crate) fn declared_dims(name: &str, ty: &TypeProto) -> Option<Vec<Dim>> {
     use tensor_shape_proto::dimension::Value;
-    let TypeValue::TensorType(tensor) = ty.value.as_ref()?;
+    let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
     let dims = &tensor.shape.as_ref()?.dim;
     Some(
         dims.iter()

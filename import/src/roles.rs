@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::proto::{GraphProto, NodeProto};
 use meganeura_ir::{DType, ParameterRole};
-use tract_onnx::pb::{GraphProto, NodeProto};
 
 use crate::error::{ImportError, Warning};
 use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::proto::NodeProto;
 use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, TensorType, int_range};
 use serde::{Deserialize, Serialize};
-use tract_onnx::pb::NodeProto;
 
 use crate::context::Context;
 use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
@@ -38,8 +38,8 @@ impl Model {
     /// Binds symbolic sizes and builds the graph. Floats compute in f32 whatever the file stores; other dtypes are kept.
     ///
     /// # Errors
-    /// [`ImportError::Binding`] if sizes are missing (all are named), unknown, or contradict each other; [`ImportError::Node`] if an
-    /// operator's operands or attributes do not fit, or ask for what this crate cannot express.
+    /// [`ImportError::Binding`] if sizes are missing (all are named), unknown, or contradict each other; [`ImportError::Node`] if
+    /// an operator's operands or attributes do not fit, or ask for what this crate cannot express.
     pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, ImportError> {
         let mut warnings = Vec::new();
         let resolved = resolve(self.inputs(), bindings, self.bindings(), &mut warnings)?;
@@ -49,12 +49,15 @@ impl Model {
             values: HashMap::new(),
             warnings,
             declared: declared_values(self),
+            needed: needed_values(self),
             dims: resolved.dims,
         };
         builder.declare(&resolved.shapes)?;
         for &n in &self.live {
             let node = &self.graph.node[n];
-            builder.node(node).map_err(|source| ImportError::Node { node: builder.name(node), source })?;
+            if let Err(source) = builder.node(node) {
+                return Err(ImportError::Node { node: Box::new(builder.name(node)), source: Box::new(source) });
+            }
         }
         builder.finish()
     }
@@ -177,6 +180,11 @@ fn declared_values(model: &Model) -> HashMap<&str, Declared> {
         .collect()
 }
 
+fn needed_values(model: &Model) -> HashSet<&str> {
+    let read = model.live.iter().flat_map(|&n| &model.graph.node[n].input).map(String::as_str);
+    model.outputs().iter().map(|o| o.name.as_str()).chain(read).collect()
+}
+
 struct Builder<'m> {
     model: &'m Model,
     folder: Folder,
@@ -184,6 +192,8 @@ struct Builder<'m> {
     values: HashMap<&'m str, NodeId>,
     warnings: Vec<Warning>,
     declared: HashMap<&'m str, Declared>,
+    /// Values that live nodes or the outputs read.
+    needed: HashSet<&'m str>,
     dims: BTreeMap<String, usize>,
 }
 
@@ -204,11 +214,9 @@ impl<'m> Builder<'m> {
             })?;
             self.values.insert(&parameter.name, node);
         }
-        let mut needed: HashSet<&str> = self.model.outputs().iter().map(|o| o.name.as_str()).collect();
-        needed.extend(self.model.live.iter().flat_map(|&n| &self.model.graph.node[n].input).map(String::as_str));
         for proto in &self.model.graph.initializer {
             let name = proto.name.as_str();
-            if !needed.contains(name) || self.values.contains_key(name) {
+            if !self.needed.contains(name) || self.values.contains_key(name) {
                 continue;
             }
             let error = |source| ImportError::Tensor { name: name.to_owned(), source };
@@ -244,7 +252,8 @@ impl<'m> Builder<'m> {
         }
         let opset = self.model.opsets.get(domain).unwrap_or_default();
         let before = self.folder.graph.nodes().len();
-        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs);
+        let wanted: Vec<bool> = node.output.iter().map(|name| self.needed.contains(name.as_str())).collect();
+        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone());
         let results = ops::lower(row, &mut context)?;
         let (ignored, notes) = context.finish();
         if !ignored.is_empty() || !notes.is_empty() {
@@ -255,7 +264,7 @@ impl<'m> Builder<'m> {
         }
         self.folder.settle(before);
 
-        for (index, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+        for (index, name) in node.output.iter().enumerate().filter(|(index, _)| wanted[*index]) {
             let Some(&result) = results.get(index) else {
                 return Err(OpError::unsupported(format!("output {index} ({name:?})")));
             };

@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::proto::TensorProto;
+use crate::proto::tensor_proto::{DataLocation, DataType};
 use half::{bf16, f16};
 use meganeura_ir::{DType, MAX_ELEMENTS, MAX_RANK, Shape, Tensor, TensorType};
 use memmap2::Mmap;
-use tract_onnx::pb::TensorProto;
-use tract_onnx::pb::tensor_proto::{DataLocation, DataType};
 
 use crate::wire::Locator;
 
@@ -60,7 +60,7 @@ const DTYPES: [(DataType, DType); 13] = [
 pub(crate) fn dtype(data_type: i32) -> Result<DType, TensorError> {
     let named = DataType::try_from(data_type);
     DTYPES.iter().find(|(d, _)| Ok(*d) == named).map(|(_, dtype)| *dtype).ok_or_else(|| {
-        TensorError::DType(named.map_or_else(|_| format!("number {data_type}"), |d| d.as_str_name().to_lowercase()))
+        TensorError::DType(named.map_or_else(|_| format!("number {data_type}"), |d| format!("{d:?}").to_lowercase()))
     })
 }
 

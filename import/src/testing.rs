@@ -1,16 +1,16 @@
 //! Builds small ONNX models for tests, and evaluates them with the reference interpreter.
 
-use meganeura_ir::interpreter::{Environment, Value, interpret};
-use meganeura_ir::{DType, Graph, Tensor, TensorType};
-use prost::Message;
-use tract_onnx::pb::attribute_proto::AttributeType;
-use tract_onnx::pb::tensor_proto::DataType;
-use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
-pub use tract_onnx::pb::type_proto::Value as TypeValue;
-use tract_onnx::pb::{
+use crate::proto::attribute_proto::AttributeType;
+use crate::proto::tensor_proto::DataType;
+use crate::proto::tensor_shape_proto::{Dimension, dimension};
+pub use crate::proto::type_proto::Value as TypeValue;
+use crate::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto, type_proto,
 };
+use meganeura_ir::interpreter::{Environment, Value, interpret};
+use meganeura_ir::{DType, Graph, Tensor, TensorType};
+use prost::Message;
 
 use crate::{Bindings, ImportError, ImportOptions, Model};
 

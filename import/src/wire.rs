@@ -1,8 +1,8 @@
 //! The protobuf wire format of an ONNX file: enough of it to find tensor data and to replace it, without decoding the message.
 //!
-//! [`rewrite`] walks a serialised `ModelProto` and asks, for every `TensorProto` in it, what becomes of its data. Everything else is
-//! copied byte for byte, fields of newer ONNX versions included. The result is a [`Rope`], so that weights need not be in memory
-//! when a file is written. Field numbers are those of `onnx.proto`.
+//! [`rewrite`] walks a serialised `ModelProto` and asks, for every `TensorProto` in it, what becomes of its data. Everything else
+//! is copied byte for byte, fields of newer ONNX versions included. The result is a [`Rope`], so that weights need not be in
+//! memory when a file is written. Field numbers are those of `onnx.proto`.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -140,7 +140,8 @@ const NODE_OUTPUT: u64 = 2;
 const TENSOR_NAME: u64 = 8;
 const TENSOR_RAW_DATA: u64 = 9;
 const TENSOR_EXTERNAL_DATA: u64 = 13;
-/// `float_data`, `int32_data`, `string_data`, `int64_data`, `raw_data`, `double_data`, `uint64_data`, `external_data`, `data_location`.
+/// `float_data`, `int32_data`, `string_data`, `int64_data`, `raw_data`, `double_data`, `uint64_data`, `external_data`,
+/// `data_location`.
 const TENSOR_DATA: [u64; 9] = [4, 5, 6, 7, TENSOR_RAW_DATA, 10, 11, TENSOR_EXTERNAL_DATA, 14];
 
 /// What a tensor belongs to.

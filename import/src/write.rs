@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
+use crate::proto::TensorProto;
 use meganeura_ir::{Tensor, TensorType};
 use prost::Message;
-use tract_onnx::pb::TensorProto;
 
 use crate::error::{ArtifactError, ImportError};
 use crate::model::{Model, ModelParameter};

@@ -18,71 +18,84 @@ pub struct DevicesArgs {
 
 pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let devices = Device::list().map_err(Error::from)?;
-    let tested: Vec<(DeviceInfo, Vec<(&'static str, bool)>, Result<(), String>)> = devices.into_iter().map(self_test).collect();
+    let tested: Vec<Tested> = devices.into_iter().map(Tested::new).collect();
     if args.json {
-        let list: Value = tested.iter().map(|(info, probes, verdict)| describe(info, probes, verdict)).collect();
-        return print_json(&list);
+        return print_json(&tested.iter().map(Tested::json).collect());
     }
-    let text: Vec<String> = tested.iter().map(|(info, probes, verdict)| summarise(info, probes, verdict)).collect();
-    print(&text.join("\n"))
+    print(&tested.iter().map(Tested::text).collect::<Vec<_>>().join("\n"))
 }
 
-/// Opens a device, which runs its self-test. The verdict is why it cannot be used.
-fn self_test(info: DeviceInfo) -> (DeviceInfo, Vec<(&'static str, bool)>, Result<(), String>) {
-    if let Some(reason) = info.unsupported.clone() {
-        return (info, Vec::new(), Err(reason));
-    }
-    match Device::open(&DeviceSelector::Index(info.index)) {
-        Ok(device) => {
-            let probes = device.probes().iter().map(|probe| (probe.name, probe.passed)).collect();
-            (info, probes, Ok(()))
+/// An adapter and what its self-test said.
+struct Tested {
+    info: DeviceInfo,
+    /// Name and outcome of each probe.
+    probes: Vec<(&'static str, bool)>,
+    /// Why it cannot be used.
+    refusal: Option<String>,
+}
+
+impl Tested {
+    /// Opens the device, which runs its self-test.
+    fn new(info: DeviceInfo) -> Self {
+        let opened = match &info.unsupported {
+            Some(reason) => Err(reason.clone()),
+            None => Device::open(&DeviceSelector::Index(info.index)).map_err(|e| e.to_string()),
+        };
+        match opened {
+            Ok(device) => {
+                let probes = device.probes().iter().map(|probe| (probe.name, probe.passed)).collect();
+                Tested { info, probes, refusal: None }
+            }
+            Err(reason) => Tested { info, probes: Vec::new(), refusal: Some(reason) },
         }
-        Err(e) => (info, Vec::new(), Err(e.to_string())),
     }
-}
 
-fn describe(info: &DeviceInfo, probes: &[(&'static str, bool)], verdict: &Result<(), String>) -> Value {
-    let limits = &info.limits;
-    let probes: serde_json::Map<String, Value> = probes.iter().map(|(name, passed)| (name.to_string(), json!(passed))).collect();
-    json!({
-        "index": info.index,
-        "name": info.name,
-        "kind": info.kind.to_string(),
-        "driver": info.driver,
-        "driver_info": info.driver_info,
-        "memory_bytes": limits.memory_bytes,
-        "allocation_bytes": limits.allocation_bytes,
-        "storage_binding_bytes": limits.storage_binding_bytes,
-        "storage_bindings": limits.storage_bindings,
-        "workgroup_bytes": limits.workgroup_bytes,
-        "workgroup_invocations": limits.workgroup_invocations,
-        "workgroups": limits.workgroups,
-        "usable": verdict.is_ok(),
-        "reason": verdict.as_ref().err(),
-        "self_test": probes,
-    })
-}
+    fn json(&self) -> Value {
+        let Tested { info, probes, refusal } = self;
+        let limits = &info.limits;
+        let probes: serde_json::Map<String, Value> =
+            probes.iter().map(|(name, passed)| (name.to_string(), json!(passed))).collect();
+        json!({
+            "index": info.index,
+            "name": info.name,
+            "kind": info.kind.to_string(),
+            "driver": info.driver,
+            "driver_info": info.driver_info,
+            "memory_bytes": limits.memory_bytes,
+            "allocation_bytes": limits.allocation_bytes,
+            "storage_binding_bytes": limits.storage_binding_bytes,
+            "storage_bindings": limits.storage_bindings,
+            "workgroup_bytes": limits.workgroup_bytes,
+            "workgroup_invocations": limits.workgroup_invocations,
+            "workgroups": limits.workgroups,
+            "usable": refusal.is_none(),
+            "reason": refusal,
+            "self_test": probes,
+        })
+    }
 
-fn summarise(info: &DeviceInfo, probes: &[(&'static str, bool)], verdict: &Result<(), String>) -> String {
-    let limits = &info.limits;
-    let mebibytes = |bytes: u64| format!("{} MiB", bytes >> 20);
-    let passed = probes.iter().filter(|(_, passed)| *passed).count();
-    let verdict = match verdict {
-        Ok(()) => format!("usable, self-test {passed} of {} passed", probes.len()),
-        Err(reason) => format!("not usable: {reason}"),
-    };
-    format!(
-        "{}: {} ({})\n  driver      {} {}\n  memory      {}, allocations to {}\n  bindings    {} of {}\n  workgroups  {} invocations, {} KiB shared\n  status      {verdict}\n",
-        info.index,
-        info.name,
-        info.kind,
-        info.driver,
-        info.driver_info,
-        mebibytes(limits.memory_bytes),
-        mebibytes(limits.allocation_bytes),
-        limits.storage_bindings,
-        mebibytes(limits.storage_binding_bytes),
-        limits.workgroup_invocations,
-        limits.workgroup_bytes >> 10,
-    )
+    fn text(&self) -> String {
+        let Tested { info, probes, refusal } = self;
+        let limits = &info.limits;
+        let mebibytes = |bytes: u64| format!("{} MiB", bytes >> 20);
+        let passed = probes.iter().filter(|(_, passed)| *passed).count();
+        let verdict = match refusal {
+            None => format!("usable, self-test {passed} of {} passed", probes.len()),
+            Some(reason) => format!("not usable: {reason}"),
+        };
+        format!(
+            "{}: {} ({})\n  driver      {} {}\n  memory      {}, allocations to {}\n  bindings    {} of {}\n  workgroups  {} invocations, {} KiB shared\n  status      {verdict}\n",
+            info.index,
+            info.name,
+            info.kind,
+            info.driver,
+            info.driver_info,
+            mebibytes(limits.memory_bytes),
+            mebibytes(limits.allocation_bytes),
+            limits.storage_bindings,
+            mebibytes(limits.storage_binding_bytes),
+            limits.workgroup_invocations,
+            limits.workgroup_bytes >> 10,
+        )
+    }
 }

@@ -125,7 +125,7 @@ impl Dataset {
             return Ok(found);
         }
         if self.tabular {
-            let grouped = |column: &str| column.strip_prefix(name).is_some_and(|rest| is_column_suffix(rest));
+            let grouped = |column: &str| column.strip_prefix(name).is_some_and(is_column_suffix);
             let rest = |column: &str| sole && !TARGET_KEYS.contains(&column) && target != Some(column);
             for claims in [&grouped as &dyn Fn(&str) -> bool, &rest] {
                 if let Some(joined) = csv::join(self.arrays.iter().filter(|(column, _)| claims(column))) {

@@ -126,7 +126,7 @@ mod tests {
     /// A header as `numpy.save` writes it.
     fn numpy_header(dict: &str) -> Vec<u8> {
         let mut text = dict.to_string();
-        while (10 + text.len() + 1) % 64 != 0 {
+        while !(10 + text.len() + 1).is_multiple_of(64) {
             text.push(' ');
         }
         text.push('\n');

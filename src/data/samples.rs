@@ -236,7 +236,7 @@ mod tests {
         let half = ModelInput { dtype: DType::F16, ..image() };
         for dtype in [DType::F16, DType::F32] {
             let data = Dataset::from_tensors([("image", images(2).cast(dtype))]);
-            let samples = Samples::bind(&data, &[half.clone()], Target::Absent).unwrap();
+            let samples = Samples::bind(&data, std::slice::from_ref(&half), Target::Absent).unwrap();
             assert_eq!(samples.batch(&[0])[0].1.dtype(), DType::F32);
         }
     }

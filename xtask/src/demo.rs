@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::digits::{self, Digits};
-use crate::shell::{Invocation, Workspace, XtaskError, cargo, file_size, step};
+use crate::shell::{Invocation, Workspace, XtaskError, file_size, step};
 use crate::vulkan;
 
 const MODEL: &str = "fixtures/digits-cnn.onnx";
@@ -25,7 +25,7 @@ const TRAINING: &str = "--loss cross_entropy --metric accuracy --optimizer adamw
 /// Writes under `target/demo/`. Fails if accuracy stays below [`EXPECTED_ACCURACY`].
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     vulkan::ensure()?;
-    step("build", cargo(&["build", "--release", "--package", "meganeura", "--bin", "meganeura"]))?;
+    step("build", workspace.cargo(&["build", "--release", "--package", "meganeura", "--bin", "meganeura"]))?;
     let folder = prepare(workspace)?;
     let file = |name: &str| folder.join(name);
     let (imported, tuned) = (file("digits.safetensors"), file("tuned.safetensors"));

@@ -53,11 +53,12 @@ impl Workspace {
     pub fn product(&self) -> PathBuf {
         self.target.join("release").join(format!("meganeura{}", env::consts::EXE_SUFFIX))
     }
-}
 
-/// `cargo` with `arguments`: the one that runs this program, if any does.
-pub fn cargo(arguments: &[&str]) -> Invocation {
-    Invocation::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).arguments(arguments)
+    /// `cargo` with `arguments`: the one that runs this program, if any does, with the same build directory.
+    pub fn cargo(&self, arguments: &[&str]) -> Invocation {
+        let cargo = Invocation::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).arguments(arguments);
+        cargo.environment("CARGO_TARGET_DIR", self.root.join(&self.target))
+    }
 }
 
 /// A program and its arguments. It inherits the terminal.

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that CI checks.
 
-use crate::shell::{Invocation, Workspace, XtaskError, cargo, file_size, heading, step};
+use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
 use crate::{python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
@@ -23,21 +23,21 @@ const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     vulkan::ensure()?;
     for (component, probe) in COMPONENTS {
-        ensure_component(component, probe)?;
+        ensure_component(workspace, component, probe)?;
     }
     let python = python::ensure(workspace)?;
     for (name, arguments) in CHECKS {
-        step(name, cargo(arguments))?;
+        step(name, workspace.cargo(arguments))?;
     }
     print_size(workspace)?;
-    let has_nextest = cargo(&["nextest", "--version"]).succeeds();
-    let tests = cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
+    let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
+    let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
     heading("tests", &tests.to_string());
     tests.run()
 }
 
-fn ensure_component(component: &str, probe: &[&str]) -> Result<(), XtaskError> {
-    if cargo(probe).succeeds() {
+fn ensure_component(workspace: &Workspace, component: &str, probe: &[&str]) -> Result<(), XtaskError> {
+    if workspace.cargo(probe).succeeds() {
         return Ok(());
     }
     step(component, Invocation::new("rustup").arguments(&["component", "add", component]))?;

@@ -91,15 +91,13 @@ impl Contraction<'_, '_> {
     }
 
     fn lhs(&mut self, m: &Coordinate, k: &Coordinate) -> ExprId {
-        let access =
-            contract_lhs(self.kernel.graph, self.dot, &ContractAt { batch: &self.batch, free: &m.at, k: &k.at });
+        let access = contract_lhs(self.kernel.graph, self.dot, &ContractAt { batch: &self.batch, free: &m.at, k: &k.at });
         let within = self.both(m.within, k.within);
         self.kernel.e.access_within(&access, within)
     }
 
     fn rhs(&mut self, n: &Coordinate, k: &Coordinate) -> ExprId {
-        let access =
-            contract_rhs(self.kernel.graph, self.dot, &ContractAt { batch: &self.batch, free: &n.at, k: &k.at });
+        let access = contract_rhs(self.kernel.graph, self.dot, &ContractAt { batch: &self.batch, free: &n.at, k: &k.at });
         let within = self.both(n.within, k.within);
         self.kernel.e.access_within(&access, within)
     }
@@ -172,16 +170,13 @@ impl Contraction<'_, '_> {
         self.batch = unravel(&position[0], &self.shape.batch);
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
         // Neighbouring invocations take neighbouring elements, so that their loads coalesce.
-        let ms: Vec<_> =
-            (0..tile_m).map(|i| self.coordinate(position[1].shift((i * m_tiles) as i64), &m_shape)).collect();
-        let ns: Vec<_> =
-            (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
+        let ms: Vec<_> = (0..tile_m).map(|i| self.coordinate(position[1].shift((i * m_tiles) as i64), &m_shape)).collect();
+        let ns: Vec<_> = (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
         let sums = self.accumulators(tile_m * tile_n);
         if k > 0 {
             let zero = self.kernel.e.b.i32(0);
             let extents = self.shape.k.clone();
-            let (tokens, at): (Vec<_>, Vec<_>) =
-                extents.iter().map(|&extent| self.kernel.e.b.begin_for(zero, extent, 1)).unzip();
+            let (tokens, at): (Vec<_>, Vec<_>) = extents.iter().map(|&extent| self.kernel.e.b.begin_for(zero, extent, 1)).unzip();
             let k = Coordinate { at, within: None };
             let lhs: Vec<_> = ms.iter().map(|m| self.lhs(m, &k)).collect();
             let rhs: Vec<_> = ns.iter().map(|n| self.rhs(n, &k)).collect();
@@ -208,9 +203,7 @@ impl Contraction<'_, '_> {
 
         let zero = self.kernel.e.b.i32(0);
         let (token, k0) = self.kernel.e.b.begin_for(zero, k, tile_k);
-        for (array, tile, first, left) in
-            [(lhs_tile, tile_m, &position[1], true), (rhs_tile, tile_n, &position[2], false)]
-        {
+        for (array, tile, first, left) in [(lhs_tile, tile_m, &position[1], true), (rhs_tile, tile_n, &position[2], false)] {
             let k_fastest = self.reads_k_contiguously(left);
             for e in 0..tile * tile_k / (SIDE * SIDE) {
                 let linear = local.shift((e * SIDE * SIDE) as i64);
@@ -249,13 +242,9 @@ impl Contraction<'_, '_> {
         b.end_for(token);
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
-        let own = |first: &Index, tile: usize, own: &Index, i: usize| {
-            first.scale(tile as i64).add(&own.shift((i * SIDE) as i64))
-        };
-        let ms: Vec<_> =
-            (0..per_m).map(|i| self.coordinate(own(&position[1], tile_m, &own_m, i), &m_shape)).collect();
-        let ns: Vec<_> =
-            (0..per_n).map(|j| self.coordinate(own(&position[2], tile_n, &own_n, j), &n_shape)).collect();
+        let own = |first: &Index, tile: usize, own: &Index, i: usize| first.scale(tile as i64).add(&own.shift((i * SIDE) as i64));
+        let ms: Vec<_> = (0..per_m).map(|i| self.coordinate(own(&position[1], tile_m, &own_m, i), &m_shape)).collect();
+        let ns: Vec<_> = (0..per_n).map(|j| self.coordinate(own(&position[2], tile_n, &own_n, j), &n_shape)).collect();
         self.finish(&sums, &ms, &ns);
         workgroups
     }
@@ -270,7 +259,10 @@ impl Contraction<'_, '_> {
         let access = if left { contract_lhs(graph, self.dot, &at) } else { contract_rhs(graph, self.dot, &at) };
         let linear = ravel(&access.at, &graph.ty(access.operand).shape);
         match k.iter().rposition(|i| i.as_constant().is_none()) {
-            Some(last) => linear.terms().iter().any(|(atom, c)| *c == 1 && Index::var_unfolded(last as u32, self.shape.k[last]).terms()[0].0 == *atom),
+            Some(last) => linear
+                .terms()
+                .iter()
+                .any(|(atom, c)| *c == 1 && Index::var_unfolded(last as u32, self.shape.k[last]).terms()[0].0 == *atom),
             None => false,
         }
     }

@@ -115,7 +115,8 @@ pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
     add_bias(c, y)
 }
 
-/// The transpose of a convolution: a convolution of the dilated input with the flipped kernel, input and output channels exchanged.
+/// The transpose of a convolution: a convolution of the dilated input with the flipped kernel, input and output channels
+/// exchanged.
 pub(super) fn conv_transpose(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, w) = (c.input(0)?, c.input(1)?);
     let (input, kernel) = spatial(c, x, w)?;

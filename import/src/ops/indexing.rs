@@ -94,8 +94,8 @@ pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
     let positions = Shape::from(positions);
     let strides = Shape::from(&from[..indexed]).strides();
     let mut linear = c.splat(&TensorType::new(DType::I64, positions.clone()), 0.0)?;
-    for axis in 0..batch {
-        linear = add_position(c, linear, &positions, axis, strides[axis])?;
+    for (axis, &stride) in strides[..batch].iter().enumerate() {
+        linear = add_position(c, linear, &positions, axis, stride)?;
     }
     for k in 0..width {
         let column = movement::slice_axis(c, indices, positions.rank(), k, 1)?;

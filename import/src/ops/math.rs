@@ -75,7 +75,8 @@ pub(super) fn modulo(c: &mut Context) -> Result<NodeId, OpError> {
     Ok(c.select(moves, moved, remainder)?)
 }
 
-/// The result has the dtype of the base. Exponents 1, 2 and 3 become products, which are exact for negative bases on every device.
+/// The result has the dtype of the base. Exponents 1, 2 and 3 become products, which are exact for negative bases on every
+/// device.
 pub(super) fn pow(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, y) = (c.input(0)?, c.input(1)?);
     let pair = c.broadcast(&[x, y])?;

@@ -14,7 +14,9 @@ pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn dropout(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     c.ignore(&["ratio", "seed"]);
     let x = c.input(0)?;
-    if c.opset >= 12 && c.known_scalar(2)?.unwrap_or(0.0) != 0.0 && c.known_scalar(1)?.unwrap_or(0.5) != 0.0 {
+    let mut setting = |index, default| c.optional(index).map_or(Some(default), |node| c.known(node)?.scalar_f64());
+    let (ratio, training) = (setting(1, 0.5), setting(2, 0.0));
+    if c.opset >= 12 && training != Some(0.0) && ratio != Some(0.0) {
         c.note("dropout is off, although the file asks for it");
     }
     let dtype = if c.opset >= 10 { DType::Bool } else { c.ty(x).dtype };

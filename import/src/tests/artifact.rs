@@ -1,9 +1,9 @@
 use std::path::Path;
 
+use crate::proto::ModelProto;
 use meganeura_ir::{DType, Tensor};
 use prost::Message;
 use safetensors::SafeTensors;
-use tract_onnx::pb::ModelProto;
 
 use crate::testing::{ModelBuilder, evaluate, f32s, i64s, node};
 use crate::{ArtifactError, Bindings, ImportError, ImportOptions, Model, write_artifact, write_onnx};

@@ -1,7 +1,7 @@
 use std::path::Path;
 
+use crate::proto::{StringStringEntryProto, TensorProto};
 use meganeura_ir::DType;
-use tract_onnx::pb::{StringStringEntryProto, TensorProto};
 
 use crate::testing::{ModelBuilder, f32s, node, tensor_proto};
 use crate::{ImportError, Model, TensorError, write_onnx};

@@ -186,7 +186,8 @@ fn errors_name_the_node_and_the_reason() {
     let error = fails(base().node(node("Reshape", &["x", "s"], &["y"])));
     assert_eq!(
         error,
-        "node that computes \"y\" (Reshape, opset 17): input 1 must be known when the graph is built, but it depends on what the model is run on"
+        "node that computes \"y\" (Reshape, opset 17): input 1 must be known when the graph is built, \
+         but it depends on what the model is run on"
     );
     let error = fails(base().node(node("Concat", &["x"], &["y"])));
     assert!(error.contains("attribute \"axis\" is missing"), "{error}");
@@ -198,6 +199,18 @@ fn errors_name_the_node_and_the_reason() {
     assert!(error.contains("axis 5 of a tensor of rank 2"), "{error}");
     let error = fails(base().initializer("w", &f32s(&[4], &[0.; 4])).node(node("Add", &["x", "w"], &["y"])));
     assert!(error.contains("f32[2,3] and f32[4] do not broadcast"), "{error}");
+}
+
+#[test]
+fn results_that_nothing_reads_need_no_support() {
+    let pool = |outputs: &[&str]| {
+        let builder = ModelBuilder::new(17).input("x", DType::F32, "1,1,3").output("y");
+        let builder = builder.node(node("MaxPool", &["x"], &["y", "indices"]).ints("kernel_shape", &[2]));
+        outputs.iter().fold(builder, |builder, name| builder.output(name)).open().unwrap()
+    };
+    pool(&[]).specialize(&Bindings::default()).unwrap();
+    let error = pool(&["indices"]).specialize(&Bindings::default()).unwrap_err();
+    assert!(error.to_string().contains("Indices"), "{error}");
 }
 
 #[test]

@@ -230,14 +230,14 @@ fn integer_initializers_are_read_in_every_encoding() {
 
 #[test]
 fn damaged_tensors_are_errors_that_name_them() {
-    let open = |edit: &dyn Fn(&mut tract_onnx::pb::TensorProto)| {
+    let open = |edit: &dyn Fn(&mut crate::proto::TensorProto)| {
         let mut proto = tensor_proto("w", &f32s(&[3], &[1., 2., 3.]));
         edit(&mut proto);
         let model = base().tensor(proto).node(node("Add", &["x", "w"], &["y"])).output("y").open()?;
         model.weight("w").map(|_| ())
     };
     open(&|_| {}).unwrap();
-    let edits: [&dyn Fn(&mut tract_onnx::pb::TensorProto); 5] = [
+    let edits: [&dyn Fn(&mut crate::proto::TensorProto); 5] = [
         &|p| p.raw_data.truncate(11),
         &|p| p.dims = vec![-3],
         &|p| p.dims = vec![1 << 40, 1 << 40],
@@ -336,7 +336,14 @@ proptest! {
     fn extreme_settings_never_panic(
         values in prop::collection::vec(
             prop_oneof![
-                -3i64..4, any::<i64>(), Just(i64::MAX), Just(i64::MIN), Just(1 << 31), Just((1 << 31) - 1), Just(1 << 32), 60_000i64..70_000,
+                -3i64..4,
+                any::<i64>(),
+                Just(i64::MAX),
+                Just(i64::MIN),
+                Just(1 << 31),
+                Just((1 << 31) - 1),
+                Just(1 << 32),
+                60_000i64..70_000,
             ],
             8,
         ),

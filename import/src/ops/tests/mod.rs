@@ -1,4 +1,5 @@
-//! One table of cases per family: an operator with attributes at some opset, operands, and the numbers that the standard prescribes.
+//! One table of cases per family: an operator with attributes at some opset, operands, and the numbers that the standard
+//! prescribes.
 
 mod contraction;
 mod data;
