@@ -26,8 +26,10 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("clap", &["meganeura"]),
 ];
 
+type TestResult<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
 /// `(crate, the names of what its code depends on)` for every crate of the workspace, development dependencies left out.
-fn dependencies() -> Result<Vec<(String, Vec<String>)>, Box<dyn std::error::Error>> {
+fn dependencies() -> TestResult<Vec<(String, Vec<String>)>> {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -44,7 +46,7 @@ fn dependencies() -> Result<Vec<(String, Vec<String>)>, Box<dyn std::error::Erro
 }
 
 #[test]
-fn crates_depend_in_one_direction_only() -> Result<(), Box<dyn std::error::Error>> {
+fn crates_depend_in_one_direction_only() -> TestResult {
     let dependencies = dependencies()?;
     let is_ours = |name: &String| LAYERS.iter().any(|(layer, _)| layer == name);
     assert_eq!(dependencies.len(), LAYERS.len(), "a crate is missing from LAYERS");
@@ -58,7 +60,7 @@ fn crates_depend_in_one_direction_only() -> Result<(), Box<dyn std::error::Error
 }
 
 #[test]
-fn each_heavyweight_dependency_is_known_to_its_crates_only() -> Result<(), Box<dyn std::error::Error>> {
+fn each_heavyweight_dependency_is_known_to_its_crates_only() -> TestResult {
     for (name, used) in dependencies()? {
         for (dependency, allowed) in CONFINED {
             let found = used.iter().any(|used| used == dependency);

@@ -335,6 +335,7 @@ pub mod type_proto {
     }
 
     #[derive(Clone, PartialEq, super::Oneof)]
+    #[expect(clippy::enum_variant_names, reason = "the names of the standard")]
     pub enum Value {
         #[prost(message, tag = "1")]
         TensorType(Tensor),
