@@ -422,6 +422,16 @@ impl Builder {
         }
     }
 
+    /// Opens nested loops over `extents`, outermost first.
+    pub fn begin_loops(&mut self, extents: &[usize]) -> (Vec<Loop>, Vec<Index>) {
+        let zero = self.i32(0);
+        extents.iter().map(|&extent| self.begin_for(zero, extent, 1)).unzip()
+    }
+
+    pub fn end_loops(&mut self, tokens: Vec<Loop>) {
+        tokens.into_iter().rev().for_each(|token| self.end_for(token));
+    }
+
     pub fn begin_if(&mut self) {
         self.open();
     }

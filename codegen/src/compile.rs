@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use meganeura_ir::{Graph, GraphError, NodeId, Op, TensorType, Verified};
+use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
 
-use crate::body::{Buffer, Builder};
 use crate::fuse::{Group, fuse};
-use crate::index::ravel;
-use crate::kernels::{Bound, Emitted, emit};
+use crate::kernels::{Emitted, copy, emit};
 use crate::order::order;
 use crate::plan::{bind, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Program};
@@ -99,14 +97,14 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     let mut layout = layout(&graph, &groups, profile)?;
     let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
     let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();
-    for copy in &layout.copies {
+    for copy_of in &layout.copies {
         labels.push("copy".into());
-        emitted.push(emit_copy(&graph, copy.from, profile));
+        emitted.push(copy(&graph, copy_of.from, profile));
     }
     let mut regions = bind(&graph, &emitted[..groups.len()], &mut layout, profile);
-    for copy in &layout.copies {
-        let source = layout.home.get(&copy.from).copied();
-        regions.push(source.into_iter().chain([copy.to]).collect());
+    for copy_of in &layout.copies {
+        let source = layout.home.get(&copy_of.from).copied();
+        regions.push(source.into_iter().chain([copy_of.to]).collect());
     }
 
     let mut kernels: Vec<Kernel> = Vec::new();
@@ -187,29 +185,6 @@ fn label(graph: &Graph, group: &Group) -> String {
         label.push_str(op.name());
     }
     label
-}
-
-/// A kernel that copies `from` to a second place.
-fn emit_copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
-    use crate::eval::Evaluator;
-    use crate::index::unravel;
-    let shape = &graph.ty(from).shape;
-    let scalar = graph.ty(from).dtype.device().into();
-    let mut e = Evaluator::new(graph);
-    let mut bound = Vec::new();
-    if !matches!(graph.node(from).op, Op::Iota { .. }) {
-        e.buffers.insert(from, e.b.buffer(Buffer { scalar, writable: false }));
-        bound.push(Bound::Read(from));
-    }
-    let target = e.b.buffer(Buffer { scalar, writable: true });
-    bound.push(Bound::Write(from));
-    let (i, workgroups) = crate::kernels::flat_invocation(&mut e.b, shape.numel(), profile);
-    let at = unravel(&i, shape);
-    let value = e.eval(from, &at);
-    let index = e.b.index(&ravel(&at, shape));
-    e.b.store(target, index, value);
-    let body = std::mem::take::<Builder>(&mut e.b).finish([crate::kernels::WORKGROUP as u32, 1, 1]);
-    Emitted { family: "map", body, bound, workgroups }
 }
 
 /// Checks a kernel against the device's limits, and its text with naga.

@@ -323,14 +323,10 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Nested loops over `extents`, outermost first.
-    pub fn serial_loops(&mut self, extents: &[usize], body: impl FnOnce(&mut Self, Vec<Index>)) {
-        let zero = self.b.i32(0);
-        let (tokens, at): (Vec<_>, Vec<_>) = extents.iter().map(|&extent| self.b.begin_for(zero, extent, 1)).unzip();
+    fn serial_loops(&mut self, extents: &[usize], body: impl FnOnce(&mut Self, Vec<Index>)) {
+        let (tokens, at) = self.b.begin_loops(extents);
         body(self, at);
-        for token in tokens.into_iter().rev() {
-            self.b.end_for(token);
-        }
+        self.b.end_loops(tokens);
     }
 
     fn reduce(&mut self, node: NodeId, op: ReduceOp, axes: &[usize], at: &[Index]) -> ExprId {

@@ -5,7 +5,7 @@ mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use meganeura_ir::{Graph, NodeId};
+use meganeura_ir::{CompareOp, Graph, NodeId, Op};
 
 use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Stmt};
 use crate::eval::Evaluator;
@@ -36,7 +36,7 @@ pub struct Emitted {
 }
 
 /// Invocations per workgroup where nothing else decides.
-pub const WORKGROUP: usize = 64;
+const WORKGROUP: usize = 64;
 
 /// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
 pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
@@ -53,6 +53,25 @@ pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, p
         }
     };
     Emitted { family, body: kernel.e.b.finish(workgroup_size), bound: kernel.bound, workgroups }
+}
+
+/// A kernel that writes a value which lies in memory, or counts, to a second place.
+pub fn copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
+    let shape = &graph.ty(from).shape;
+    let scalar = graph.ty(from).dtype.device().into();
+    let mut e = Evaluator::new(graph);
+    let mut bound = Vec::new();
+    if !matches!(graph.node(from).op, Op::Iota { .. }) {
+        e.buffers.insert(from, e.b.buffer(Buffer { scalar, writable: false }));
+        bound.push(Bound::Read(from));
+    }
+    let target = e.b.buffer(Buffer { scalar, writable: true });
+    bound.push(Bound::Write(from));
+    let (i, workgroups) = global_invocation(&mut e.b, shape.numel(), WORKGROUP, profile);
+    let value = e.eval(from, &unravel(&i, shape));
+    let index = e.b.index(&i);
+    e.b.store(target, index, value);
+    Emitted { family: "map", body: e.b.finish([WORKGROUP as u32, 1, 1]), bound, workgroups }
 }
 
 struct KernelEmitter<'a> {
@@ -147,11 +166,6 @@ fn global_invocation(b: &mut Builder, count: usize, workgroup: usize, profile: &
     (i, workgroups)
 }
 
-/// As [`global_invocation`], for workgroups of the usual size.
-pub fn flat_invocation(b: &mut Builder, count: usize, profile: &DeviceProfile) -> (Index, [u32; 3]) {
-    global_invocation(b, count, WORKGROUP, profile)
-}
-
 /// The workgroup's number in a grid that covers `count` of them; workgroups past the end return.
 fn workgroup_number(b: &mut Builder, count: usize, profile: &DeviceProfile) -> (Index, [u32; 3]) {
     let (workgroups, surplus) = grid(count, profile);
@@ -163,7 +177,6 @@ fn workgroup_number(b: &mut Builder, count: usize, profile: &DeviceProfile) -> (
 }
 
 fn return_past(b: &mut Builder, i: &Index, count: usize) {
-    use meganeura_ir::CompareOp;
     let (position, end) = (b.index(i), b.i32(count as i32));
     let past = b.compare(CompareOp::Ge, position, end);
     b.begin_if();

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use meganeura::{Dataset, Error, Loss, Objective, WithRespectTo, write_tensors};
+use meganeura::{Dataset, Error, WithRespectTo, write_tensors};
 use serde_json::json;
 
-use super::train::parse_loss;
+use super::objective::ObjectiveArgs;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
 /// Compute a loss and its gradient over the arrays of a file, as one batch
@@ -19,15 +19,8 @@ pub struct GradArgs {
     /// Arrays named after the inputs, and the target: .npz, .safetensors or .csv
     #[arg(long, value_name = "IN")]
     data: PathBuf,
-    /// cross_entropy, mse, bce, l1, huber, kl, or output: the model computes the loss itself
-    #[arg(long, value_parser = parse_loss)]
-    loss: Loss,
-    /// Name of the target in the data [default: target, label or y]
-    #[arg(long, value_name = "KEY")]
-    target: Option<String>,
-    /// The output that the loss judges, where there are several
-    #[arg(long, value_name = "NAME")]
-    output: Option<String>,
+    #[command(flatten)]
+    objective: ObjectiveArgs,
     /// What to differentiate by
     #[arg(long, value_enum, default_value_t = Wrt::Parameters)]
     wrt: Wrt,
@@ -51,7 +44,7 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
     check_writable(&args.out)?;
     let model = args.model.open(&[])?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
-    let objective = Objective { loss: args.loss, output: args.output.clone(), target: args.target.clone() };
+    let objective = args.objective.objective();
     let wrt = match args.wrt {
         Wrt::Parameters => WithRespectTo::Parameters,
         Wrt::Inputs => WithRespectTo::Inputs,

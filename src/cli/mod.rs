@@ -7,6 +7,7 @@ mod export;
 mod grad;
 mod import;
 mod inspect;
+mod objective;
 mod progress;
 mod run;
 mod table;

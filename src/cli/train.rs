@@ -11,11 +11,11 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, Length, Loss, Metric, Objective, Optimizer, Pattern, StepReport, TrainOptions,
-    Trainer,
+    Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Optimizer, Pattern, StepReport, TrainOptions, Trainer,
 };
 use serde_json::json;
 
+use super::objective::ObjectiveArgs;
 use super::progress::Progress;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
@@ -31,15 +31,8 @@ pub struct TrainArgs {
     /// Samples along the first axis: .npz, .safetensors or .csv
     #[arg(long, value_name = "TRAIN")]
     data: PathBuf,
-    /// cross_entropy, mse, bce, l1, huber, kl, or output: the model computes the loss itself
-    #[arg(long, value_parser = parse_loss)]
-    loss: Loss,
-    /// Name of the target in the data [default: target, label or y]
-    #[arg(long, value_name = "KEY")]
-    target: Option<String>,
-    /// The output that the loss judges, where there are several
-    #[arg(long, value_name = "NAME")]
-    output: Option<String>,
+    #[command(flatten)]
+    objective: ObjectiveArgs,
     /// Held-out data: evaluated before, after each epoch, and at the end
     #[arg(long, value_name = "EVAL")]
     eval: Option<PathBuf>,
@@ -129,10 +122,6 @@ struct OptimizerArgs {
     weight_decay: Option<f64>,
 }
 
-pub fn parse_loss(name: &str) -> Result<Loss, String> {
-    Loss::from_name(name).map_err(|e| e.to_string())
-}
-
 fn parse_optimizer(name: &str) -> Result<Optimizer, String> {
     Optimizer::from_name(name).map_err(|e| e.to_string())
 }
@@ -184,7 +173,7 @@ impl OptimizerArgs {
 
 impl TrainArgs {
     fn options(&self, seed: u64) -> Result<TrainOptions, Failure> {
-        let objective = Objective { loss: self.loss, output: self.output.clone(), target: self.target.clone() };
+        let objective = self.objective.objective();
         let length = match (self.length.epochs, self.length.steps) {
             (_, Some(steps)) => Length::Steps(steps),
             (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
@@ -245,7 +234,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(checkpoint) = &resumed {
         trainer.resume(checkpoint)?;
     }
-    let metric = args.metric.or(Metric::default_of(&args.loss));
+    let metric = args.metric.or(Metric::default_of(&args.objective.loss));
     let evaluator = held_out.map(|data| trainer.evaluator(&model, &data, metric)).transpose()?;
     let (trained, total) = (trainer.trained().len(), trainer.total_steps());
     eprintln!(

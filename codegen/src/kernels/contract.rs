@@ -174,14 +174,12 @@ impl Contraction<'_, '_> {
         let ns: Vec<_> = (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
         let sums = self.accumulators(tile_m * tile_n);
         if k > 0 {
-            let zero = self.kernel.e.b.i32(0);
-            let extents = self.shape.k.clone();
-            let (tokens, at): (Vec<_>, Vec<_>) = extents.iter().map(|&extent| self.kernel.e.b.begin_for(zero, extent, 1)).unzip();
+            let (tokens, at) = self.kernel.e.b.begin_loops(&self.shape.k);
             let k = Coordinate { at, within: None };
             let lhs: Vec<_> = ms.iter().map(|m| self.lhs(m, &k)).collect();
             let rhs: Vec<_> = ns.iter().map(|n| self.rhs(n, &k)).collect();
             self.accumulate(&sums, &lhs, &rhs);
-            tokens.into_iter().rev().for_each(|token| self.kernel.e.b.end_for(token));
+            self.kernel.e.b.end_loops(tokens);
         }
         self.finish(&sums, &ms, &ns);
         workgroups

@@ -27,11 +27,9 @@ pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) 
     let inner_shape: Vec<usize> = inner.iter().map(|&a| shape[a]).collect();
     let count: usize = row_shape.iter().product();
     let lanes = lanes(kernel, count, inner_shape.iter().product(), profile);
-    let (per_row, per_element): (Vec<usize>, Vec<usize>) = (0..kernel.group.stored.len()).partition(|&i| {
-        let node = kernel.group.stored[i].node;
-        !inner.is_empty() && kernel.graph.ty(node).shape.numel() != kernel.graph.ty(kernel.group.root).shape.numel()
-            || inner.is_empty()
-    });
+    let elements = kernel.graph.ty(kernel.group.root).shape.numel();
+    let (per_row, per_element): (Vec<usize>, Vec<usize>) = (0..kernel.group.stored.len())
+        .partition(|&i| inner.is_empty() || kernel.graph.ty(kernel.group.stored[i].node).shape.numel() != elements);
     let at = |row: &[Index], element: &[Index]| {
         let mut at = vec![Index::default(); shape.len()];
         rows.iter().zip(row).chain(inner.iter().zip(element)).for_each(|(&axis, index)| at[axis] = index.clone());
@@ -43,12 +41,10 @@ pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) 
         let stores = kernel.evaluate(&per_row, &at(&row, &vec![Index::default(); inner.len()]));
         kernel.store(&stores);
         if !per_element.is_empty() {
-            let zero = kernel.e.b.i32(0);
-            let (tokens, element): (Vec<_>, Vec<_>) =
-                inner_shape.iter().map(|&extent| kernel.e.b.begin_for(zero, extent, 1)).unzip();
+            let (tokens, element) = kernel.e.b.begin_loops(&inner_shape);
             let stores = kernel.evaluate(&per_element, &at(&row, &element));
             kernel.store(&stores);
-            tokens.into_iter().rev().for_each(|token| kernel.e.b.end_for(token));
+            kernel.e.b.end_loops(tokens);
         }
         return (WORKGROUP as u32, workgroups);
     }

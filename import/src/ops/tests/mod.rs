@@ -116,3 +116,15 @@ fn no_operator_is_listed_twice() {
         assert!(seen.insert(row), "{row:?} is listed twice");
     }
 }
+
+#[test]
+fn the_coverage_document_lists_exactly_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/COVERAGE.md");
+    let document = std::fs::read_to_string(path).expect("docs/COVERAGE.md is part of the checkout");
+    let rows = document.lines().filter(|line| line.starts_with("| ")).skip(2);
+    let mut listed: Vec<&str> = rows.filter_map(|row| row.split('|').nth(2)).flat_map(str::split_whitespace).collect();
+    let mut table: Vec<&str> = super::table().map(|(_, op)| op).collect();
+    listed.sort_unstable();
+    table.sort_unstable();
+    assert_eq!(listed, table);
+}
