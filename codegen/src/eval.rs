@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use meganeura_ir::{
-    ArgOp, BinaryOp, CompareOp, DType, DTypeClass, Graph, NodeId, Op, ReduceOp, ScatterOp, Tensor, reduce_identity,
+    ArgOp, BinaryOp, CompareOp, DType, DTypeClass, DeviceType, Graph, NodeId, Op, ReduceOp, ScatterOp, Tensor, reduce_identity,
 };
 
 use crate::access::{Access, Guard, folded, movement};
@@ -300,7 +300,7 @@ impl<'a> Evaluator<'a> {
             return x;
         }
         let mask = (1u32 << bits) - 1;
-        if to.device() == meganeura_ir::DeviceType::U32 {
+        if to.device() == DeviceType::U32 {
             let mask = self.b.literal(Literal::U32(mask));
             return self.b.binary(BinaryOp::And, x, mask);
         }
@@ -499,14 +499,24 @@ pub fn interleaved(outer: &[Index], axes: &[usize], inner: &[Index]) -> Vec<Inde
         .collect()
 }
 
-/// The value of a one-element tensor as a device literal. 64-bit integers saturate to 32 bits.
+/// The value of a one-element tensor as a device literal.
 pub fn scalar_literal(value: &Tensor) -> Literal {
+    let word = device_words(value)[0];
     match value.dtype().device() {
-        meganeura_ir::DeviceType::F32 => Literal::F32((value.to_f64_vec()[0] as f32).to_bits()),
-        meganeura_ir::DeviceType::I32 => {
-            Literal::I32(value.to_i64_vec()[0].clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32)
-        }
-        meganeura_ir::DeviceType::U32 => Literal::U32(value.to_i64_vec()[0].clamp(0, i64::from(u32::MAX)) as u32),
-        meganeura_ir::DeviceType::Bool => Literal::Bool(value.to_i64_vec()[0] != 0),
+        DeviceType::F32 => Literal::F32(word),
+        DeviceType::I32 => Literal::I32(word as i32),
+        DeviceType::U32 => Literal::U32(word),
+        DeviceType::Bool => Literal::Bool(word != 0),
+    }
+}
+
+/// Elements in device form: one word each. 64-bit integers saturate to 32 bits.
+pub fn device_words(value: &Tensor) -> Vec<u32> {
+    let words = |word: fn(i64) -> u32| value.to_i64_vec().into_iter().map(word).collect();
+    match value.dtype().device() {
+        DeviceType::F32 => value.to_f32_vec().into_iter().map(f32::to_bits).collect(),
+        DeviceType::I32 => words(|v| v.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32),
+        DeviceType::U32 => words(|v| v.clamp(0, i64::from(u32::MAX)) as u32),
+        DeviceType::Bool => words(|v| u32::from(v != 0)),
     }
 }

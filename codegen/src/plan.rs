@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use meganeura_ir::{Graph, NodeId, Op, ParameterRole};
 
-use crate::fuse::{Group, in_memory};
+use crate::eval::device_words;
+use crate::fuse::{Group, Place, in_memory};
 use crate::kernels::{Bound, Emitted};
 use crate::program::{ALIGNMENT, Access, Binding, ConstantData, Dispatch, Memory, ParameterBinding, Region, Space};
 use crate::{CompileError, DeviceProfile};
@@ -167,7 +168,7 @@ pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Resul
         {
             let region = constants_arena.place(Space::Constants, size_of(id), limit);
             home.insert(id, region);
-            constants.push(ConstantData { region, words: words(value) });
+            constants.push(ConstantData { region, words: device_words(value) });
         }
     }
     let mut outputs_arena = Arena::default();
@@ -231,24 +232,11 @@ fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> 
     let stored_in_order = group.stored.iter().any(|s| {
         s.node == node
             && match &s.place {
-                crate::fuse::Place::Linear => true,
-                crate::fuse::Place::Axes(axes) => axes.iter().flatten().is_sorted(),
+                Place::Linear => true,
+                Place::Axes(axes) => axes.iter().flatten().is_sorted(),
             }
     });
     same_size && stored_in_order && group.elementwise.contains(&parameter)
-}
-
-/// Elements in device form: one word each. 64-bit integers saturate to 32 bits.
-fn words(value: &meganeura_ir::Tensor) -> Vec<u32> {
-    let literals = |values: Vec<i64>, f: fn(i64) -> u32| values.into_iter().map(f).collect();
-    match value.dtype().device() {
-        meganeura_ir::DeviceType::F32 => value.to_f32_vec().into_iter().map(f32::to_bits).collect(),
-        meganeura_ir::DeviceType::I32 => {
-            literals(value.to_i64_vec(), |v| v.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32)
-        }
-        meganeura_ir::DeviceType::U32 => literals(value.to_i64_vec(), |v| v.clamp(0, i64::from(u32::MAX)) as u32),
-        meganeura_ir::DeviceType::Bool => literals(value.to_i64_vec(), |v| u32::from(v != 0)),
-    }
 }
 
 /// Places intermediate results, with reuse, and binds every kernel's buffers. `emitted` is in execution order.
