@@ -20,6 +20,7 @@ mod proto;
 mod roles;
 mod specialize;
 mod tensor;
+mod values;
 mod wire;
 mod write;
 
@@ -35,6 +36,6 @@ pub use error::{
 pub use export::write_onnx;
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
 pub use specialize::{Bindings, Specialized};
-pub use tensor::TensorError;
+pub use tensor::{TensorError, read_tensor};
 pub use wire::WireError;
 pub use write::WeightSource;
