@@ -16,7 +16,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// Indices with negative ones counted from the end of an axis of `size`. Known ones are checked.
-fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
+pub(super) fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
     if !c.ty(indices).dtype.is_int() {
         return Err(c.operand_error(1, "indices are integers"));
     }
@@ -56,14 +56,25 @@ pub(super) fn gather(c: &mut Context) -> Result<NodeId, OpError> {
 }
 
 /// `i * stride`, in i64.
-fn scaled(c: &mut Context, indices: NodeId, stride: usize) -> Result<NodeId, OpError> {
+pub(super) fn scaled(c: &mut Context, indices: NodeId, stride: usize) -> Result<NodeId, OpError> {
     let indices = c.cast(indices, DType::I64)?;
     if stride == 1 { Ok(indices) } else { Ok(c.scale(indices, stride as f64)?) }
 }
 
+/// The position along `axis`, at every element of `shape`.
+pub(super) fn position(c: &mut Context, dtype: DType, shape: &Shape, axis: usize) -> Result<NodeId, OpError> {
+    Ok(c.push(Op::Iota { dtype, shape: shape.clone(), axis }, &[])?)
+}
+
 /// `linear + i_axis * stride` over the positions of `shape`.
-fn add_position(c: &mut Context, linear: NodeId, shape: &Shape, axis: usize, stride: usize) -> Result<NodeId, OpError> {
-    let position = c.push(Op::Iota { dtype: DType::I64, shape: shape.clone(), axis }, &[])?;
+pub(super) fn add_position(
+    c: &mut Context,
+    linear: NodeId,
+    shape: &Shape,
+    axis: usize,
+    stride: usize,
+) -> Result<NodeId, OpError> {
+    let position = position(c, DType::I64, shape, axis)?;
     let offset = scaled(c, position, stride)?;
     Ok(c.add(linear, offset)?)
 }
@@ -91,8 +102,19 @@ pub(super) fn gather_elements(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
     let batch = c.int_or("batch_dims", 0)?;
     let (x, indices) = (c.input(0)?, c.input(1)?);
-    let (from, shape) = (c.shape(x), c.shape(indices));
+    let from = c.shape(x);
     let batch = usize::try_from(batch).unwrap_or(usize::MAX);
+    let (linear, indexed) = linear_rows(c, indices, &from, batch)?;
+    let rows: Shape = [from[..indexed].iter().product()].into_iter().chain(from[indexed..].iter().copied()).collect();
+    let rows = c.reshape(x, rows)?;
+    Ok(c.push(Op::Gather { axis: 0 }, &[rows, linear])?)
+}
+
+/// For vectors of indices along the last axis of `indices` (operand 1), which name slices of a tensor of shape `from` within the
+/// batch of its first `batch` axes: the positions of these slices when the indexed axes are taken as one, and the number of
+/// these axes, batch included.
+pub(super) fn linear_rows(c: &mut Context, indices: NodeId, from: &Shape, batch: usize) -> Result<(NodeId, usize), OpError> {
+    let shape = c.shape(indices);
     let Some((&width, positions)) = shape.split_last() else {
         return Err(c.operand_error(1, "at least one axis is needed"));
     };
@@ -105,17 +127,17 @@ pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
     let mut linear = c.splat(&TensorType::new(DType::I64, positions.clone()), 0.0)?;
     for (axis, &stride) in strides[..batch].iter().enumerate() {
         linear = add_position(c, linear, &positions, axis, stride)?;
+        c.known(linear);
     }
     for k in 0..width {
         let column = movement::slice_axis(c, indices, positions.rank(), k, 1)?;
+        c.known(column);
         let column = c.reshape(column, positions.clone())?;
         let column = normalized(c, column, from[batch + k])?;
         let offset = scaled(c, column, strides[batch + k])?;
         linear = c.binary(BinaryOp::Add, linear, offset)?;
     }
-    let rows: Shape = [from[..indexed].iter().product()].into_iter().chain(from[indexed..].iter().copied()).collect();
-    let rows = c.reshape(x, rows)?;
-    Ok(c.push(Op::Gather { axis: 0 }, &[rows, linear])?)
+    Ok((linear, indexed))
 }
 
 /// Nearest neighbour. An integer scale repeats elements; every other is a gather per axis.
