@@ -15,18 +15,20 @@ pub(super) const ROWS: &[Row] = &[
     row("Resize",                1..=4, &[1, 2, 3], Rule::One(resize)),
 ];
 
+/// An index into an axis of `size`; negative ones count from the end.
+fn in_range(index: i64, size: usize) -> Result<usize, OpError> {
+    let n = size as i64;
+    if (-n..n).contains(&index) { Ok(index.rem_euclid(n) as usize) } else { Err(OpError::Index { index, size }) }
+}
+
 /// Indices with negative ones counted from the end of an axis of `size`. Known ones are checked.
 pub(super) fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
     if !c.ty(indices).dtype.is_int() {
         return Err(c.operand_error(1, "indices are integers"));
     }
-    let n = size as i64;
     if let Some(known) = c.known(indices) {
-        let values = known.to_i64_vec();
-        if let Some(&index) = values.iter().find(|i| !(-n..n).contains(i)) {
-            return Err(OpError::Index { index, size });
-        }
-        let values: Vec<i64> = values.into_iter().map(|i| if i < 0 { i + n } else { i }).collect();
+        let values = known.to_i64_vec().into_iter().map(|i| Ok(in_range(i, size)? as i64));
+        let values: Vec<i64> = values.collect::<Result<_, OpError>>()?;
         return c.constant_tensor(Tensor::from_i64(known.dtype(), known.shape().clone(), &values));
     }
     if matches!(c.ty(indices).dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64) {
@@ -124,14 +126,23 @@ pub(super) fn linear_rows(c: &mut Context, indices: NodeId, from: &Shape, batch:
     }
     let positions = Shape::from(positions);
     let strides = Shape::from(&from[..indexed]).strides();
+    if let Some(known) = c.known(indices) {
+        let known = known.to_i64_vec();
+        let row = |p: usize| -> Result<i64, OpError> {
+            let within = positions.unravel(p).into_iter().zip(&strides[..batch]).map(|(i, stride)| i * stride).sum::<usize>();
+            let vector = known[p * width..(p + 1) * width].iter().zip(&from[batch..]).zip(&strides[batch..]);
+            let each = vector.map(|((&index, &size), &stride)| Ok(in_range(index, size)? * stride));
+            Ok((within + each.sum::<Result<usize, OpError>>()?) as i64)
+        };
+        let rows: Vec<i64> = (0..positions.numel()).map(row).collect::<Result<_, _>>()?;
+        return Ok((c.constant_tensor(Tensor::from_i64(DType::I64, positions.clone(), &rows))?, indexed));
+    }
     let mut linear = c.splat(&TensorType::new(DType::I64, positions.clone()), 0.0)?;
     for (axis, &stride) in strides[..batch].iter().enumerate() {
         linear = add_position(c, linear, &positions, axis, stride)?;
-        c.known(linear);
     }
     for k in 0..width {
         let column = movement::slice_axis(c, indices, positions.rank(), k, 1)?;
-        c.known(column);
         let column = c.reshape(column, positions.clone())?;
         let column = normalized(c, column, from[batch + k])?;
         let offset = scaled(c, column, strides[batch + k])?;

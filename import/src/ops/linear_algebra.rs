@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use meganeura_ir::{ArgOp, CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType, UnaryOp};
+use meganeura_ir::{ArgOp, BinaryOp, CompareOp, DType, NodeId, Op, Shape, TensorType, UnaryOp};
 
 use super::indexing::position;
 use super::movement::slice_axis;
@@ -78,55 +78,75 @@ fn element(c: &mut Context, x: NodeId, row: usize, column: usize) -> Result<Node
     Ok(c.reshape(element, [batch])?)
 }
 
-/// Gauss's elimination with partial pivoting: the product of the pivots, negated by each exchange of rows.
+/// Gauss's elimination: the product of the pivots, negated by each exchange of rows or of columns. The pivot is the largest of all
+/// elements that are left, so that it vanishes only where all of them do, and the derivative stays right at singular matrices.
 fn eliminate(c: &mut Context, mut x: NodeId) -> Result<NodeId, OpError> {
     let (batch, size) = (c.shape(x)[0], c.shape(x)[1]);
-    let zero = c.constant_tensor(Tensor::from_i64(DType::I64, Shape::scalar(), &[0]))?;
-    let zero = c.broadcast_to(zero, &Shape::from([batch]))?;
-    let ty = TensorType::new(c.ty(x).dtype, [batch]);
-    let mut product = c.splat(&ty, 1.0)?;
-    for n in (1..=size).rev() {
-        let column = slice_axis(c, x, 2, 0, 1)?;
-        let column = c.reshape(column, [batch, n])?;
-        let magnitude = c.unary(UnaryOp::Abs, column)?;
-        let pivot_row = c.push(Op::ArgReduce { op: ArgOp::Max, axis: 1 }, &[magnitude])?;
-        let square = c.shape(x);
-        let rows = position(c, DType::I64, &square, 1)?;
-        let chosen = c.broadcast_without(pivot_row, &square, &[1, 2])?;
-        let is_pivot = c.compare(CompareOp::Eq, rows, chosen)?;
-        let pivots = pick(c, is_pivot, x, &[1])?;
+    let lines = |n: usize| Shape::from([batch, n]);
+    let mut product = c.splat(&TensorType::new(DType::F32, [batch]), 1.0)?;
+    for n in (2..=size).rev() {
+        let square = Shape::from([batch, n, n]);
+        let [row, column] = largest(c, x)?;
+        let [first_row, first_column] = [is_zero(c, row)?, is_zero(c, column)?];
+        let exchanged_once = c.binary(BinaryOp::Xor, first_row, first_column)?;
 
-        let pivot = slice_axis(c, pivots, 1, 0, 1)?;
-        let pivot = c.reshape(pivot, [batch])?;
-        let stays = c.compare(CompareOp::Eq, pivot_row, zero)?;
-        let negated = c.unary(UnaryOp::Neg, pivot)?;
-        let signed = c.select(stays, pivot, negated)?;
-        product = c.mul(product, signed)?;
-        if n == 1 {
-            break;
-        }
-
-        // The first row takes the place of the pivot's.
+        // The first row takes the place of the pivot's, then the first column.
+        let rows = marked(c, row, &square, 1)?;
+        let pivot_row = pick(c, rows, x, &[1])?;
         let first = slice_axis(c, x, 1, 0, 1)?;
         let first = c.broadcast_to(first, &square)?;
-        let exchanged = c.select(is_pivot, first, x)?;
-        let below = slice_axis(c, exchanged, 1, 1, n - 1)?;
-        let rest = Shape::from([batch, n - 1, n - 1]);
-        let own = slice_axis(c, below, 2, 1, n - 1)?;
-        let leading = slice_axis(c, below, 2, 0, 1)?;
-        let leading = c.reshape(leading, [batch, n - 1])?;
-        // All of the column is zero where the pivot is: nothing is left to eliminate.
-        let real_zero = c.constant_like(pivot, 0.0)?;
+        let x_below = c.select(rows, first, x)?;
+        let below = slice_axis(c, x_below, 1, 1, n - 1)?;
+        let (wide, line) = (Shape::from([batch, n - 1, n]), lines(n));
+        let columns = marked(c, column, &wide, 2)?;
+        let pivot_column = pick(c, columns, below, &[2])?;
+        let first = slice_axis(c, below, 2, 0, 1)?;
+        let first = c.broadcast_to(first, &wide)?;
+        let below = c.select(columns, first, below)?;
+        let rest = slice_axis(c, below, 2, 1, n - 1)?;
+        let columns = marked(c, column, &line, 1)?;
+        let pivot = pick(c, columns, pivot_row, &[1])?;
+        let first = slice_axis(c, pivot_row, 1, 0, 1)?;
+        let first = c.broadcast_to(first, &line)?;
+        let pivot_row = c.select(columns, first, pivot_row)?;
+        let pivot_row = slice_axis(c, pivot_row, 1, 1, n - 1)?;
+
+        let negated = c.unary(UnaryOp::Neg, pivot)?;
+        let signed = c.select(exchanged_once, negated, pivot)?;
+        product = c.mul(product, signed)?;
+        let vanishes = is_zero(c, pivot)?;
         let one = c.constant_like(pivot, 1.0)?;
-        let singular = c.compare(CompareOp::Eq, pivot, real_zero)?;
-        let divisor = c.select(singular, one, pivot)?;
-        let divisor = c.broadcast_without(divisor, &Shape::from([batch, n - 1]), &[1])?;
-        let factor = c.div(leading, divisor)?;
-        let factor = c.broadcast_without(factor, &rest, &[2])?;
-        let pivots = slice_axis(c, pivots, 1, 1, n - 1)?;
-        let pivots = c.broadcast_without(pivots, &rest, &[1])?;
-        let removed = c.mul(factor, pivots)?;
-        x = c.sub(own, removed)?;
+        let divisor = c.select(vanishes, one, pivot)?;
+        let divisor = c.broadcast_without(divisor, &lines(n - 1), &[1])?;
+        let factor = c.div(pivot_column, divisor)?;
+        let smaller = Shape::from([batch, n - 1, n - 1]);
+        let factor = c.broadcast_without(factor, &smaller, &[2])?;
+        let pivot_row = c.broadcast_without(pivot_row, &smaller, &[1])?;
+        let removed = c.mul(factor, pivot_row)?;
+        x = c.sub(rest, removed)?;
     }
-    Ok(product)
+    let last = c.reshape(x, [batch])?;
+    Ok(c.mul(product, last)?)
+}
+
+/// Row and column of the element of the largest magnitude in each of the matrices `x: [batch, n, n]`.
+fn largest(c: &mut Context, x: NodeId) -> Result<[NodeId; 2], OpError> {
+    let (batch, n) = (c.shape(x)[0], c.shape(x)[1]);
+    let magnitude = c.unary(UnaryOp::Abs, x)?;
+    let magnitude = c.reshape(magnitude, [batch, n * n])?;
+    let place = c.push(Op::ArgReduce { op: ArgOp::Max, axis: 1 }, &[magnitude])?;
+    let n = c.constant_like(place, n as f64)?;
+    Ok([c.div(place, n)?, c.binary(BinaryOp::Rem, place, n)?])
+}
+
+fn is_zero(c: &mut Context, x: NodeId) -> Result<NodeId, OpError> {
+    let zero = c.constant_like(x, 0.0)?;
+    Ok(c.compare(CompareOp::Eq, x, zero)?)
+}
+
+/// Whether the position along `axis` of `shape: [batch, ..]` is that of `index: [batch]`.
+fn marked(c: &mut Context, index: NodeId, shape: &Shape, axis: usize) -> Result<NodeId, OpError> {
+    let here = position(c, DType::I64, shape, axis)?;
+    let index = c.broadcast_without(index, shape, &(1..shape.rank()).collect::<Vec<_>>())?;
+    Ok(c.compare(CompareOp::Eq, here, index)?)
 }

@@ -15,7 +15,7 @@ pub(super) const ROWS: &[Row] = &[
     ml("LabelEncoder",           1, Rule::One(label_encoder)),
 ];
 
-const fn ml(op: &'static str, inputs: usize, rule: Rule) -> Row {
+pub(super) const fn ml(op: &'static str, inputs: usize, rule: Rule) -> Row {
     Row { domain: "ai.onnx.ml", ..row(op, inputs..=inputs, &[], rule) }
 }
 

@@ -29,6 +29,7 @@ mod sort;
 mod standardization;
 #[cfg(test)]
 mod tests;
+mod trees;
 mod window;
 
 use std::collections::HashMap;
@@ -99,6 +100,7 @@ static FAMILIES: &[&[Row]] = &[
     shape::ROWS,
     sort::ROWS,
     standardization::ROWS,
+    trees::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {

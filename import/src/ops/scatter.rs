@@ -1,11 +1,11 @@
 //! Writing elements to computed positions.
 
-use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, ReduceOp, ScatterOp, Shape, reduce_identity};
+use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, ReduceOp, ScatterOp, Shape, Tensor, reduce_identity};
 
 use super::indexing::{linear_rows, normalized, position};
 use super::movement::slice_axis;
 use super::{Row, Rule, row};
-use crate::context::{self, Context};
+use crate::context::{self, Context, table_size};
 use crate::error::OpError;
 
 #[rustfmt::skip]
@@ -154,8 +154,28 @@ pub(super) fn scatter_nd(c: &mut Context) -> Result<NodeId, OpError> {
     let inner = &shape[indexed..];
     let flat = |rows: usize| [rows].into_iter().chain(inner.iter().copied()).collect::<Shape>();
     let target = c.reshape(x, flat(shape[..indexed].iter().product()))?;
-    let rows = c.reshape(rows, [positions.numel()])?;
     let updates = c.reshape(updates, flat(positions.numel()))?;
+    if let (ScatterOp::Set, Some(known)) = (op, c.known(rows)) {
+        let y = replace_rows(c, target, &known.to_i64_vec(), updates)?;
+        return Ok(c.reshape(y, shape)?);
+    }
+    let rows = c.reshape(rows, [positions.numel()])?;
     let y = c.push(Op::Scatter { op, axis: 0 }, &[target, rows, updates])?;
     Ok(c.reshape(y, shape)?)
+}
+
+/// `x` with `updates[i]` in the row `rows[i]`; the last of equal ones wins. Each row knows its source, so that nothing is searched.
+fn replace_rows(c: &mut Context, x: NodeId, rows: &[i64], updates: NodeId) -> Result<NodeId, OpError> {
+    let shape = c.shape(x);
+    let mut source = vec![None; table_size(shape[0])?];
+    for (i, &row) in rows.iter().enumerate() {
+        source[row as usize] = Some(i as i64);
+    }
+    let replaced: Vec<i64> = source.iter().map(|s| s.is_some().into()).collect();
+    let source: Vec<i64> = source.into_iter().map(|s| s.unwrap_or(0)).collect();
+    let source = c.constant_tensor(Tensor::from_i64(DType::I64, [source.len()], &source))?;
+    let replaced = c.constant_tensor(Tensor::from_i64(DType::Bool, [replaced.len()], &replaced))?;
+    let updates = c.push(Op::Gather { axis: 0 }, &[updates, source])?;
+    let replaced = c.push(Op::Broadcast { shape, axes: vec![0] }, &[replaced])?;
+    Ok(c.select(replaced, updates, x)?)
 }
