@@ -22,8 +22,7 @@ pub(super) const ROWS: &[Row] = &[
 const MAX_DEPTH: usize = 64;
 
 /// By `nodes_modes`: how a node compares the feature with its threshold.
-const COMPARISONS: [CompareOp; 6] =
-    [CompareOp::Le, CompareOp::Lt, CompareOp::Ge, CompareOp::Gt, CompareOp::Eq, CompareOp::Ne];
+const COMPARISONS: [CompareOp; 6] = [CompareOp::Le, CompareOp::Lt, CompareOp::Ge, CompareOp::Gt, CompareOp::Eq, CompareOp::Ne];
 /// The mode of a node that asks whether the feature is one of a set.
 const MEMBER: i64 = 6;
 
@@ -67,7 +66,11 @@ impl Trees {
             }
             let pairs = ids.iter().zip(leafs).map(|(&id, &leaf)| {
                 let (count, offset) = if leaf == 0 { (interior, 0) } else { (leaves, interior) };
-                if (0..count as i64).contains(&id) { Ok(id + offset as i64) } else { Err(OpError::Index { index: id, size: count }) }
+                if (0..count as i64).contains(&id) {
+                    Ok(id + offset as i64)
+                } else {
+                    Err(OpError::Index { index: id, size: count })
+                }
             });
             pairs.chain((interior..interior + leaves).map(|own| Ok(own as i64))).collect()
         };
