@@ -119,6 +119,12 @@ impl ModelBuilder {
         })
     }
 
+    /// Imports an operator set besides the standard one.
+    pub fn import(mut self, domain: &str, version: i64) -> Self {
+        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+        self
+    }
+
     fn graph(mut self, edit: impl FnOnce(&mut GraphProto)) -> Self {
         edit(self.0.graph.get_or_insert_with(GraphProto::default));
         self

@@ -1,6 +1,6 @@
 //! Activations. Where the standard's formula would give `inf * 0` in a derivative, the argument is clamped first.
 
-use meganeura_ir::{BinaryOp, CompareOp, Composite, NodeId, Op, UnaryOp};
+use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, NodeId, Op, UnaryOp};
 
 use super::{Row, Rule, row};
 use crate::context::{self, Context};
@@ -20,6 +20,7 @@ pub(super) const ROWS: &[Row] = &[
     row("PRelu",                 2..=2, &[],     Rule::One(prelu)),
     row("Relu",                  1..=1, &[],     Rule::Composite(|| Composite::Relu)),
     row("Selu",                  1..=1, &[],     Rule::One(selu)),
+    row("Shrink",                1..=1, &[],     Rule::One(shrink)),
     row("Sigmoid",               1..=1, &[],     Rule::Unary(UnaryOp::Sigmoid)),
     row("Softmax",               1..=1, &[],     Rule::One(softmax)),
     row("Softplus",              1..=1, &[],     Rule::Unary(UnaryOp::Softplus)),
@@ -180,6 +181,20 @@ pub(super) fn thresholded_relu(c: &mut Context) -> Result<NodeId, OpError> {
     let (alpha, zero) = (c.constant_like(x, alpha)?, c.constant_like(x, 0.0)?);
     let above = c.compare(CompareOp::Gt, x, alpha)?;
     Ok(c.select(above, x, zero)?)
+}
+
+/// `x + bias` below `-lambd`, `x - bias` above `lambd`, 0 between. Integers are taken as reals, and truncated.
+pub(super) fn shrink(c: &mut Context) -> Result<NodeId, OpError> {
+    let (bias, lambd) = (c.float_or("bias", 0.0)?, c.float_or("lambd", 0.5)?);
+    let x = c.input(0)?;
+    let dtype = c.ty(x).dtype;
+    let x = if dtype.is_float() { x } else { c.cast(x, DType::F32)? };
+    let (low, high, zero) = (c.constant_like(x, -lambd)?, c.constant_like(x, lambd)?, c.constant_like(x, 0.0)?);
+    let (below, above) = (c.compare(CompareOp::Lt, x, low)?, c.compare(CompareOp::Gt, x, high)?);
+    let (raised, lowered) = (c.shift(x, bias)?, c.shift(x, -bias)?);
+    let y = c.select(above, lowered, zero)?;
+    let y = c.select(below, raised, y)?;
+    Ok(c.cast(y, dtype)?)
 }
 
 pub(super) fn softmax(c: &mut Context) -> Result<NodeId, OpError> {

@@ -5,17 +5,31 @@
 //! rule takes both. Formulas are those of the operator reference at onnx.ai.
 
 mod activation;
+mod bits;
 mod constants;
 mod contraction;
+mod data_dependent;
+mod einsum;
 mod indexing;
+mod linear_algebra;
+mod loss;
 mod math;
+mod ml;
 mod movement;
 mod normalization;
+mod one_hot;
+mod optimizer;
 mod pooling;
+mod random;
 mod reduction;
+mod scan;
+mod scatter;
 mod shape;
+mod sort;
+mod standardization;
 #[cfg(test)]
 mod tests;
+mod trees;
 mod window;
 
 use std::collections::HashMap;
@@ -64,15 +78,29 @@ const fn row(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static 
 /// The table of operators, family by family.
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
+    bits::ROWS,
     constants::ROWS,
     contraction::ROWS,
+    data_dependent::ROWS,
+    einsum::ROWS,
     indexing::ROWS,
+    linear_algebra::ROWS,
+    loss::ROWS,
     math::ROWS,
+    ml::ROWS,
     movement::ROWS,
     normalization::ROWS,
+    one_hot::ROWS,
+    optimizer::ROWS,
     pooling::ROWS,
+    random::ROWS,
     reduction::ROWS,
+    scan::ROWS,
+    scatter::ROWS,
     shape::ROWS,
+    sort::ROWS,
+    standardization::ROWS,
+    trees::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {
