@@ -204,6 +204,13 @@ impl<'a> Context<'a> {
         Ok(self.attribute(name, &[AttributeType::Ints], "list of integers")?.map(|a| a.ints.as_slice()))
     }
 
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, OpError> {
+        let expected = "list of UTF-8 strings";
+        let Some(attribute) = self.attribute(name, &[AttributeType::Strings], expected)? else { return Ok(None) };
+        let strings = attribute.strings.iter().map(|s| std::str::from_utf8(s)).collect::<Result<_, _>>();
+        strings.map(Some).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected })
+    }
+
     pub fn string_or(&self, name: &str, default: &'a str) -> Result<&'a str, OpError> {
         let Some(attribute) = self.attribute(name, &[AttributeType::String], "string")? else { return Ok(default) };
         std::str::from_utf8(&attribute.s).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected: "UTF-8 string" })

@@ -12,6 +12,7 @@ mod math;
 mod movement;
 mod normalization;
 mod pooling;
+mod recurrent;
 mod reduction;
 mod shape;
 #[cfg(test)]
@@ -71,6 +72,7 @@ static FAMILIES: &[&[Row]] = &[
     movement::ROWS,
     normalization::ROWS,
     pooling::ROWS,
+    recurrent::ROWS,
     reduction::ROWS,
     shape::ROWS,
 ];
