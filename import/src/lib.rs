@@ -15,6 +15,7 @@ mod error;
 mod export;
 mod fold;
 mod model;
+mod narrow;
 mod ops;
 mod proto;
 mod roles;

@@ -427,7 +427,7 @@ fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) else {
         return Err(refuse("no tensor".to_owned()));
     };
-    let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
+    let dtype = tensor::held_dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
     Ok(ModelInput { name: info.name.clone(), dtype, ranked: dims.is_some(), dims: dims.unwrap_or_default() })
 }
@@ -439,7 +439,7 @@ fn model_output(info: &ValueInfoProto) -> ModelOutput {
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
     let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
-    tensor::dtype(tensor.elem_type).ok()
+    tensor::held_dtype(tensor.elem_type).ok()
 }
 
 /// The declared sizes of the value `name`; unnamed ones are called `name.axis`.

@@ -7,6 +7,7 @@ use meganeura_ir::{DType, ParameterRole};
 
 use crate::error::{ImportError, Warning};
 use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
+use crate::narrow::narrow;
 use crate::ops;
 use crate::tensor::{self, TensorError};
 
@@ -38,7 +39,7 @@ pub(crate) fn classify(
         let ty = tensor::tensor_type(proto).map_err(error)?;
         let literal = ty.shape.numel() == 1 && LITERAL_NAMES.iter().any(|mark| name.contains(mark));
         let only_static = !positions.is_empty() && positions.iter().all(|p| *p == Position::Static);
-        if !ty.dtype.is_float() || literal || only_static {
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
         let (role, trainable, reason) = if uses.statistics.contains(name) {
@@ -56,7 +57,7 @@ pub(crate) fn classify(
         let Some((attribute, name)) = constant_tensor(&graph.node[node]) else { continue };
         let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
-        if !ty.dtype.is_float() || ty.shape.numel() <= LITERAL_ELEMENTS {
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || ty.shape.numel() <= LITERAL_ELEMENTS {
             continue;
         }
         let (role, trainable, reason) = if uses.statistics.contains(name) {

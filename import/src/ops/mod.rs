@@ -10,6 +10,7 @@ mod contraction;
 mod indexing;
 mod math;
 mod movement;
+mod narrow;
 mod normalization;
 mod pooling;
 mod recurrent;
@@ -60,6 +61,11 @@ const ANY: usize = usize::MAX;
 
 const fn row(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static [usize], rule: Rule) -> Row {
     Row { domain: "", op, inputs, statics, rule }
+}
+
+/// An operator that onnxruntime contributes.
+const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static [usize], rule: Rule) -> Row {
+    Row { domain: "com.microsoft", op, inputs, statics, rule }
 }
 
 /// The table of operators, family by family.

@@ -161,15 +161,8 @@ struct Lengths {
 impl Layer {
     /// Reads the attributes and operands that have the same place in all three operators.
     fn new(c: &mut Context, gates: usize, defaults: &[&str]) -> Result<Layer, OpError> {
-        let reversed = match c.string_or("direction", "forward")? {
-            "forward" => vec![false],
-            "reverse" => vec![true],
-            "bidirectional" => vec![false, true],
-            other => {
-                let (value, reason) = (other.to_owned(), "the standard knows no such value");
-                return Err(OpError::Attribute { name: "direction", value, reason });
-            }
-        };
+        let directions: [(&str, &[bool]); 3] = [("forward", &[false]), ("reverse", &[true]), ("bidirectional", &[false, true])];
+        let reversed = c.choice("direction", "forward", &directions)?.to_vec();
         let directions = reversed.len();
         let activations = activations(c, defaults, directions)?;
         let clip = c.float("clip")?.filter(|&clip| clip > 0.0);
