@@ -13,6 +13,8 @@ mod movement;
 mod narrow;
 mod normalization;
 mod pooling;
+mod quantization;
+mod quantized;
 mod recurrent;
 mod reduction;
 mod shape;
@@ -78,6 +80,8 @@ static FAMILIES: &[&[Row]] = &[
     movement::ROWS,
     normalization::ROWS,
     pooling::ROWS,
+    quantization::ROWS,
+    quantized::ROWS,
     recurrent::ROWS,
     reduction::ROWS,
     shape::ROWS,
