@@ -4,6 +4,8 @@
 mod contraction;
 mod data;
 mod math;
+mod quantization;
+mod recurrent;
 mod reduction;
 
 use std::collections::BTreeSet;
@@ -51,6 +53,9 @@ impl Case {
         let mut wrong = Vec::new();
         let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
         let mut builder = ModelBuilder::new(self.opset);
+        if !self.node.0.domain.is_empty() {
+            builder = builder.import(&self.node.0.domain, 1);
+        }
         let mut inputs = Vec::new();
         for (i, arg) in self.args.into_iter().enumerate() {
             let name = format!("x{i}");
@@ -93,7 +98,15 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [math::cases(), data::cases(), reduction::cases(), contraction::cases()].into_iter().flatten().collect()
+    let families = [
+        math::cases(),
+        data::cases(),
+        reduction::cases(),
+        contraction::cases(),
+        quantization::cases(),
+        recurrent::cases(),
+    ];
+    families.into_iter().flatten().collect()
 }
 
 #[test]
