@@ -11,6 +11,7 @@
 mod artifact;
 mod check;
 mod context;
+mod dequantize;
 mod error;
 mod export;
 mod fold;

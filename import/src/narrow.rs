@@ -124,7 +124,9 @@ impl FloatFormat {
         let largest_exponent = exponent == (1 << self.exponent) - 1;
         let all_ones = magnitude == (1 << (self.exponent + self.mantissa)) - 1;
         match self.specials {
-            Specials::Ieee if largest_exponent && mantissa == 0 => return if sign == 1 { f64::NEG_INFINITY } else { f64::INFINITY },
+            Specials::Ieee if largest_exponent && mantissa == 0 => {
+                return if sign == 1 { f64::NEG_INFINITY } else { f64::INFINITY };
+            }
             Specials::Ieee if largest_exponent => return f64::NAN,
             Specials::AllOnes if all_ones => return f64::NAN,
             Specials::MinusZero if magnitude == 0 && sign == 1 => return f64::NAN,

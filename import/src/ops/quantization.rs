@@ -22,10 +22,7 @@ pub(super) const ROWS: &[Row] = &[
 /// Elements of a quantised tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
-    Int {
-        dtype: DType,
-        range: (i64, i64),
-    },
+    Int { dtype: DType, range: (i64, i64) },
     Narrow(Narrow),
 }
 
@@ -40,7 +37,9 @@ impl Element {
 
     fn of_narrow(narrow: Narrow) -> Element {
         match narrow {
-            Narrow::Int { bits, signed: true } => Element::Int { dtype: narrow.held(), range: (-1 << (bits - 1), (1 << (bits - 1)) - 1) },
+            Narrow::Int { bits, signed: true } => {
+                Element::Int { dtype: narrow.held(), range: (-1 << (bits - 1), (1 << (bits - 1)) - 1) }
+            }
             Narrow::Int { bits, signed: false } => Element::Int { dtype: narrow.held(), range: (0, (1 << bits) - 1) },
             _ => Element::Narrow(narrow),
         }
@@ -73,13 +72,7 @@ pub(super) struct Affine {
 
 impl Affine {
     /// From operands, each of which is one number or a vector along `axis` of `shape`, or has blocks of `block` elements along it.
-    pub fn read(
-        c: &mut Context,
-        [scale, zero]: [usize; 2],
-        shape: &Shape,
-        axis: i64,
-        block: usize,
-    ) -> Result<Affine, OpError> {
+    pub fn read(c: &mut Context, [scale, zero]: [usize; 2], shape: &Shape, axis: i64, block: usize) -> Result<Affine, OpError> {
         let scale = spread(c, scale, shape, axis, block)?;
         let zero = match c.optional(zero) {
             Some(node) if c.is_uniform(node, 0.0) => None,

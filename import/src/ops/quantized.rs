@@ -54,12 +54,7 @@ fn centered_node(c: &mut Context, x: NodeId, zero: usize, axis: i64) -> Result<N
 
 /// The product of the scales in operands `factors`, over the scale in operand `divisor`, at `shape`. Each comes with the axis that a
 /// vector lies along.
-fn combined_scale(
-    c: &mut Context,
-    factors: &[(usize, i64)],
-    divisor: Option<usize>,
-    shape: &Shape,
-) -> Result<NodeId, OpError> {
+fn combined_scale(c: &mut Context, factors: &[(usize, i64)], divisor: Option<usize>, shape: &Shape) -> Result<NodeId, OpError> {
     let mut scale = c.splat(&TensorType::new(DType::F32, shape.clone()), 1.0)?;
     for (i, &(index, axis)) in factors.iter().enumerate() {
         let factor = setting(c, index, shape, axis, DType::F32)?;

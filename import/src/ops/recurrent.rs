@@ -292,7 +292,10 @@ impl Layer {
             hidden.push(c.reshape(output, lead)?);
             let nodes = (c.nodes().len() - before).saturating_mul(self.steps - t);
             if nodes > MAX_UNROLLED_NODES {
-                let what = format!("a sequence of {} steps, which unrolls into {nodes} nodes (limit: {MAX_UNROLLED_NODES}),", self.steps);
+                let what = format!(
+                    "a sequence of {} steps, which unrolls into {nodes} nodes (limit: {MAX_UNROLLED_NODES}),",
+                    self.steps
+                );
                 return Err(OpError::unsupported(what));
             }
         }

@@ -98,14 +98,8 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    let families = [
-        math::cases(),
-        data::cases(),
-        reduction::cases(),
-        contraction::cases(),
-        quantization::cases(),
-        recurrent::cases(),
-    ];
+    let families =
+        [math::cases(), data::cases(), reduction::cases(), contraction::cases(), quantization::cases(), recurrent::cases()];
     families.into_iter().flatten().collect()
 }
 

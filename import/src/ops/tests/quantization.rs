@@ -200,13 +200,7 @@ fn contributed() -> Vec<Case> {
         of_one("QLinearSigmoid", &[-3, 5, 1, 9], (1.0 / 128.0, -128), |n| n, i8s(&[1, 2, 2], &[-113, -15, -64, -2])),
         of_one("QLinearLeakyRelu", &[-3, 5, 1, 9], (0.25, 10), |n| n.float("alpha", 0.25), i8s(&[1, 2, 2], &[8, 18, 10, 26])),
         of_one("QLinearGlobalAveragePool", &[-3, 6, 1, 9], (0.25, 0), |n| n, i8s(&[1, 2, 1], &[1, 8])),
-        of_one(
-            "QLinearGlobalAveragePool",
-            &[-3, 6, 1, 9],
-            (0.25, 0),
-            |n| n.int("channels_last", 1),
-            i8s(&[1, 1, 2], &[-4, 13]),
-        ),
+        of_one("QLinearGlobalAveragePool", &[-3, 6, 1, 9], (0.25, 0), |n| n.int("channels_last", 1), i8s(&[1, 1, 2], &[-4, 13])),
         case(
             "QLinearConcat",
             13,
