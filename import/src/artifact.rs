@@ -37,6 +37,8 @@ mod key {
     pub const STRUCTURE: &str = "meganeura.structure";
     /// The outputs that the import kept, as a JSON list; absent if all.
     pub const OUTPUTS: &str = "meganeura.outputs";
+    /// Present if quantised weights were dequantised: the file holds them as floats.
+    pub const DEQUANTIZED: &str = "meganeura.dequantized";
     /// Default sizes, as JSON.
     pub const BINDINGS: &str = "meganeura.bindings";
     /// The file that was imported.
@@ -59,6 +61,8 @@ pub(crate) struct Artifact {
     map: Mmap,
     weights: HashMap<String, (TensorType, Range<usize>)>,
     pub outputs: Option<Vec<String>>,
+    /// Quantised weights of the ONNX file are floats here.
+    pub dequantized: bool,
     pub bindings: Bindings,
     pub source: Option<String>,
 }
@@ -86,6 +90,7 @@ impl Artifact {
         let outputs = parse(key::OUTPUTS).map(serde_json::from_str).transpose().map_err(json)?;
         let bindings = parse(key::BINDINGS).map(serde_json::from_str).transpose().map_err(json)?.unwrap_or_default();
         let source = parse(key::SOURCE).map(str::to_owned);
+        let dequantized = parse(key::DEQUANTIZED).is_some();
 
         // `read_metadata` has checked that the tensors fill the file without gaps.
         let data = 8 + header;
@@ -95,7 +100,13 @@ impl Artifact {
             let range = data + info.data_offsets.0..data + info.data_offsets.1;
             weights.insert(name, (TensorType::new(*dtype, info.shape.as_slice()), range));
         }
-        Ok((Artifact { map, weights, outputs, bindings, source }, structure))
+        Ok((Artifact { map, weights, outputs, dequantized, bindings, source }, structure))
+    }
+
+    /// A tensor by its name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor> {
+        let (ty, range) = self.weights.get(name)?;
+        from_raw(ty.clone(), self.map.get(range.clone())?).ok()
     }
 
     /// The stored value of a parameter.
@@ -172,6 +183,9 @@ fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
     }
     if let Some(outputs) = model.kept_outputs() {
         set(key::OUTPUTS, json!(outputs).to_string());
+    }
+    if model.dequantized().next().is_some() {
+        set(key::DEQUANTIZED, "true".to_owned());
     }
     if *model.bindings() != Bindings::default() {
         set(key::BINDINGS, json!(model.bindings()).to_string());

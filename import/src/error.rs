@@ -36,6 +36,8 @@ pub enum ImportError {
     UnsupportedOps(Vec<UnsupportedOp>),
     #[error("tensor {name:?}: {source}")]
     Tensor { name: String, source: TensorError },
+    #[error("the quantised weight {name:?} does not dequantise: {reason}")]
+    Dequantize { name: String, reason: String },
     #[error("input {name:?} is {found}: only tensors of numbers and booleans can be inputs")]
     InputType { name: String, found: String },
     #[error("the model has no parameter {0:?}")]
@@ -204,6 +206,8 @@ pub enum ArtifactError {
     WeightType { name: String, found: TensorType, expected: TensorType },
     #[error("the ONNX file would take {0} bytes; protobuf allows 2 GiB. Write safetensors instead")]
     TooLarge(u64),
+    #[error("weight {0:?} is quantised in the ONNX file and was dequantised at import: write safetensors instead")]
+    Dequantized(String),
     #[error("writing failed: {0}")]
     Write(#[from] io::Error),
 }

@@ -11,10 +11,12 @@
 mod artifact;
 mod check;
 mod context;
+mod dequantize;
 mod error;
 mod export;
 mod fold;
 mod model;
+mod narrow;
 mod ops;
 mod proto;
 mod roles;

@@ -10,6 +10,7 @@ use prost::Message;
 
 use crate::artifact::{self, Artifact};
 use crate::check;
+use crate::dequantize::{self, Dequantized};
 use crate::error::{ImportError, UnsupportedOp, Warning, qualified};
 use crate::ops;
 use crate::roles;
@@ -26,6 +27,9 @@ const NEWEST_IR_VERSION: i64 = 13;
 pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
+    /// Quantised weights become float parameters, which can train: initializers of integers or of narrow floats, where
+    /// `DequantizeLinear`, or `Cast`, `Sub` and `Mul`, make floats of them. Otherwise they stay constants, and run as written.
+    pub dequantize: bool,
 }
 
 /// A size of an input or output.
@@ -129,6 +133,8 @@ pub struct Model {
     parameters: Vec<ModelParameter>,
     sources: Vec<ParameterSource>,
     by_name: HashMap<String, usize>,
+    /// How parameters get their values that the file holds as integers.
+    dequantized: BTreeMap<String, Dequantized>,
     kept_outputs: Option<Vec<String>>,
     bindings: Bindings,
     source: Option<String>,
@@ -163,7 +169,10 @@ impl Model {
         };
         if artifact::is_safetensors(&map) {
             let (artifact, structure) = Artifact::open(map)?;
-            let options = ImportOptions { outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()) };
+            let options = ImportOptions {
+                outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()),
+                dequantize: options.dequantize || artifact.dequantized,
+            };
             let source = artifact.source.clone();
             return Self::build(Storage::new(Bytes::Owned(structure), folder), Some(artifact), source, &options);
         }
@@ -190,11 +199,12 @@ impl Model {
     ) -> Result<Model, ImportError> {
         let skeleton = wire::skeleton(storage.main.as_slice())?;
         let mut proto = ModelProto::decode(skeleton.as_slice())?;
-        let graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
+        let mut graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
         let opsets = Opsets::new(&proto);
         let mut warnings = check_versions(&proto, &opsets)?;
         check::structure(&graph)?;
 
+        let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { BTreeMap::new() };
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
         let live = live_nodes(&graph, outputs.iter().map(|o| o.name.as_str()));
         let unsupported = unsupported_ops(&graph, &live, &opsets);
@@ -226,6 +236,7 @@ impl Model {
             parameters,
             sources,
             by_name,
+            dequantized,
             kept_outputs: options.outputs.clone(),
             bindings,
             source,
@@ -285,12 +296,23 @@ impl Model {
         self.bindings = bindings;
     }
 
-    /// The value of a parameter in the file, in the dtype of the file.
+    /// Parameters that the ONNX file holds as integers or narrow floats.
+    pub fn dequantized(&self) -> impl Iterator<Item = &str> {
+        self.dequantized.keys().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
+    }
+
+    /// The value of a parameter in the file, in the dtype of the file; of a dequantised one, in f32.
     ///
     /// # Errors
     /// If the model has no such parameter, or if its data is damaged, missing, or outside the model's folder.
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
+        let stored_as_floats = self.artifact.as_ref().is_some_and(|artifact| artifact.dequantized);
+        if let (Some(recipe), false) = (self.dequantized.get(name), stored_as_floats) {
+            let in_artifact = |name: &str| self.artifact.as_ref().and_then(|artifact| artifact.tensor(name));
+            let read = |proto: &TensorProto| in_artifact(&proto.name).map_or_else(|| self.storage.read(proto), Ok);
+            return recipe.value(&self.storage, &self.opsets, &self.parameters[index].shape, read);
+        }
         let read = match &self.artifact {
             Some(artifact) => artifact.read(name, &self.parameters[index]),
             None => self.parameter_proto(index).ok_or(TensorError::OutOfFile).and_then(|proto| self.storage.read(proto)),
@@ -427,7 +449,7 @@ fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) else {
         return Err(refuse("no tensor".to_owned()));
     };
-    let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
+    let dtype = tensor::held_dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
     Ok(ModelInput { name: info.name.clone(), dtype, ranked: dims.is_some(), dims: dims.unwrap_or_default() })
 }
@@ -439,7 +461,7 @@ fn model_output(info: &ValueInfoProto) -> ModelOutput {
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
     let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
-    tensor::dtype(tensor.elem_type).ok()
+    tensor::held_dtype(tensor.elem_type).ok()
 }
 
 /// The declared sizes of the value `name`; unnamed ones are called `name.axis`.

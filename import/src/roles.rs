@@ -7,6 +7,7 @@ use meganeura_ir::{DType, ParameterRole};
 
 use crate::error::{ImportError, Warning};
 use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
+use crate::narrow::narrow;
 use crate::ops;
 use crate::tensor::{self, TensorError};
 
@@ -38,7 +39,7 @@ pub(crate) fn classify(
         let ty = tensor::tensor_type(proto).map_err(error)?;
         let literal = ty.shape.numel() == 1 && has_made_up_name(name);
         let only_static = positions.iter().all(|p| *p == Position::Static);
-        if !ty.dtype.is_float() || literal || only_static {
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
         let (role, trainable, reason) = if uses.statistics.contains(name) {
@@ -57,7 +58,8 @@ pub(crate) fn classify(
         let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
         let only_static = uses.by_name.get(name).is_some_and(|positions| positions.iter().all(|p| *p == Position::Static));
-        if !ty.dtype.is_float() || is_literal(name, ty.shape.numel()) || only_static {
+        let literal = is_literal(name, ty.shape.numel());
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
         let (role, trainable, reason) = if uses.statistics.contains(name) {

@@ -6,10 +6,11 @@ use crate::proto::NodeProto;
 use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, Tensor, TensorType, int_range};
 use serde::{Deserialize, Serialize};
 
-use crate::context::Context;
+use crate::context::{Context, Remarks};
 use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
 use crate::fold::Folder;
 use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label};
+use crate::narrow::{self, Narrow};
 use crate::ops;
 use crate::tensor::arithmetic;
 
@@ -60,6 +61,7 @@ impl Model {
             values: HashMap::new(),
             warnings,
             declared: declared_values(self),
+            narrow: narrow::declared(&self.graph),
             needed: needed_values(self),
             dims: resolved.dims,
         };
@@ -246,6 +248,8 @@ struct Builder<'m> {
     values: HashMap<&'m str, NodeId>,
     warnings: Vec<Warning>,
     declared: HashMap<&'m str, Declared>,
+    /// Element types that wider dtypes hold, by ONNX value name.
+    narrow: HashMap<&'m str, Narrow>,
     /// Values that live nodes or the outputs read.
     needed: HashSet<&'m str>,
     dims: BTreeMap<String, usize>,
@@ -341,9 +345,14 @@ impl<'m> Builder<'m> {
         let opset = self.model.opsets.get(domain).unwrap_or_default();
         let before = self.folder.graph.nodes().len();
         let wanted: Vec<bool> = node.output.iter().map(|name| self.needed.contains(name.as_str())).collect();
-        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone());
+        let narrow: Vec<Option<Narrow>> = node.input.iter().map(|name| self.narrow.get(name.as_str()).copied()).collect();
+        let moved = if narrow::moves(node) { narrow.first().copied().flatten() } else { None };
+        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone(), narrow);
         let results = ops::lower(row, &mut context)?;
-        let (ignored, notes) = context.finish();
+        let Remarks { unread: ignored, notes, narrow } = context.finish();
+        for (name, narrow) in node.output.iter().zip(moved.or(narrow).into_iter().cycle()) {
+            self.narrow.insert(name, narrow);
+        }
         if !ignored.is_empty() || !notes.is_empty() {
             let (label, op) = (node_label(node), node.op_type.clone());
             let attribute = |attribute| Warning::IgnoredAttribute { node: label.clone(), op: op.clone(), attribute };

@@ -14,6 +14,7 @@ use memmap2::Mmap;
 use prost::Message;
 
 use crate::error::ImportError;
+use crate::narrow::{Narrow, narrow};
 use crate::wire::Locator;
 
 /// Why the data of a tensor cannot be read.
@@ -66,6 +67,11 @@ pub(crate) fn dtype(data_type: i32) -> Result<DType, TensorError> {
     })
 }
 
+/// As [`dtype`], with narrow element types as the dtype that holds their values.
+pub(crate) fn held_dtype(data_type: i32) -> Result<DType, TensorError> {
+    narrow(data_type).map_or_else(|| dtype(data_type), |narrow| Ok(narrow.held()))
+}
+
 /// The dtype in which values of `stored` are computed: every float is f32.
 pub(crate) fn arithmetic(stored: DType) -> DType {
     if stored.is_float() { DType::F32 } else { stored }
@@ -73,7 +79,7 @@ pub(crate) fn arithmetic(stored: DType) -> DType {
 
 /// The declared type of a tensor, checked before anything is allocated.
 pub(crate) fn tensor_type(proto: &TensorProto) -> Result<TensorType, TensorError> {
-    let dtype = dtype(proto.data_type)?;
+    let dtype = held_dtype(proto.data_type)?;
     let too_large = || TensorError::Shape(proto.dims.clone());
     let sizes: Vec<usize> = proto.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<_, _>>().map_err(|_| too_large())?;
     let shape = Shape::new(sizes);
@@ -125,6 +131,9 @@ impl Storage {
     /// The elements of `proto`, in the dtype of the file.
     pub fn read(&self, proto: &TensorProto) -> Result<Tensor, TensorError> {
         let ty = tensor_type(proto)?;
+        if let Some((narrow, packed)) = packed(proto)? {
+            return Ok(narrow.unpack(ty.shape, self.read(&packed)?.bytes()));
+        }
         if proto.data_location == Some(DataLocation::External as i32) || !proto.external_data.is_empty() {
             return self.read_external(proto, ty);
         }
@@ -198,17 +207,27 @@ fn confine(folder: &Path, location: &str) -> Result<PathBuf, TensorError> {
 /// If the bytes are no tensor of numbers, or its data is elsewhere.
 pub fn read_tensor(bytes: &[u8]) -> Result<(String, Tensor), ImportError> {
     let proto = TensorProto::decode(bytes)?;
-    let read = || {
-        let ty = tensor_type(&proto)?;
+    fn read(proto: &TensorProto) -> Result<Tensor, TensorError> {
+        let ty = tensor_type(proto)?;
+        if let Some((narrow, packed)) = packed(proto)? {
+            return Ok(narrow.unpack(ty.shape, read(&packed)?.bytes()));
+        }
         if !proto.external_data.is_empty() {
             return Err(TensorError::OutOfFile);
         }
-        if proto.raw_data.is_empty() { from_typed(ty, &proto) } else { from_raw(ty, &proto.raw_data) }
-    };
-    match read() {
+        if proto.raw_data.is_empty() { from_typed(ty, proto) } else { from_raw(ty, &proto.raw_data) }
+    }
+    match read(&proto) {
         Ok(tensor) => Ok((proto.name, tensor)),
         Err(source) => Err(ImportError::Tensor { name: proto.name, source }),
     }
+}
+
+/// A narrow tensor as the bytes that files hold.
+pub(crate) fn packed(proto: &TensorProto) -> Result<Option<(Narrow, TensorProto)>, TensorError> {
+    let Some(narrow) = narrow(proto.data_type) else { return Ok(None) };
+    let packed = narrow.packed(proto).ok_or_else(|| TensorError::Shape(proto.dims.clone()))?;
+    Ok(Some((narrow, packed)))
 }
 
 /// A tensor from little-endian bytes.

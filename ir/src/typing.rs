@@ -371,7 +371,7 @@ fn dot(op: &'static str, dims: &DotDims, a: &TensorType, b: &TensorType) -> Resu
 
 fn conv(op: &'static str, dims: &ConvDims, x: &TensorType, w: &TensorType) -> Result<TensorType, TypeError> {
     let spatial = dims.stride.len();
-    if x.dtype != w.dtype || !x.dtype.is_float() {
+    if x.dtype != w.dtype || x.dtype == DType::Bool {
         return Err(TypeError::Mismatch { op, a: x.clone(), b: w.clone() });
     }
     let attributes = [dims.pads.len(), dims.input_dilation.len(), dims.kernel_dilation.len()];

@@ -114,6 +114,9 @@ struct ModelArgs {
     /// Elements of an input of at most one axis whose values decide shapes, for instance axes=0,-1
     #[arg(long = "value", value_name = "NAME=VALUES", value_parser = parse_values, allow_hyphen_values = true)]
     values: Vec<(String, Vec<f64>)>,
+    /// Make float parameters of quantised weights, as training always does
+    #[arg(long)]
+    dequantize: bool,
 }
 
 impl ModelArgs {
@@ -136,8 +139,17 @@ impl ModelArgs {
 
     /// Opens the model and shows what is worth knowing about it.
     fn open(&self, outputs: &[String]) -> Result<Model, Failure> {
+        self.open_as(outputs, self.dequantize)
+    }
+
+    /// As [`ModelArgs::open`], with every weight a float.
+    fn open_to_train(&self) -> Result<Model, Failure> {
+        self.open_as(&[], true)
+    }
+
+    fn open_as(&self, outputs: &[String], dequantize: bool) -> Result<Model, Failure> {
         let outputs = (!outputs.is_empty()).then(|| outputs.to_vec());
-        let model = Model::open_with(&self.file, &ImportOptions { outputs })?;
+        let model = Model::open_with(&self.file, &ImportOptions { outputs, dequantize })?;
         warn_all(model.warnings());
         Ok(model)
     }

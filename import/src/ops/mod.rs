@@ -16,11 +16,15 @@ mod loss;
 mod math;
 mod ml;
 mod movement;
+mod narrow;
 mod normalization;
 mod one_hot;
 mod optimizer;
 mod pooling;
 mod random;
+mod quantization;
+mod quantized;
+mod recurrent;
 mod reduction;
 mod scan;
 mod scatter;
@@ -75,6 +79,11 @@ const fn row(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static 
     Row { domain: "", op, inputs, statics, rule }
 }
 
+/// An operator that onnxruntime contributes.
+const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static [usize], rule: Rule) -> Row {
+    Row { domain: "com.microsoft", op, inputs, statics, rule }
+}
+
 /// The table of operators, family by family.
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
@@ -94,6 +103,9 @@ static FAMILIES: &[&[Row]] = &[
     optimizer::ROWS,
     pooling::ROWS,
     random::ROWS,
+    quantization::ROWS,
+    quantized::ROWS,
+    recurrent::ROWS,
     reduction::ROWS,
     scan::ROWS,
     scatter::ROWS,

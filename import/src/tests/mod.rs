@@ -1,5 +1,6 @@
 mod artifact;
 mod corpus;
+mod dequantize;
 mod external;
 mod specialize;
 mod structure;

@@ -7,6 +7,8 @@ mod einsum;
 mod loss;
 mod math;
 mod ml;
+mod quantization;
+mod recurrent;
 mod reduction;
 mod scan;
 mod scatter;
@@ -119,6 +121,8 @@ fn cases() -> Vec<Case> {
         einsum::cases(),
         loss::cases(),
         ml::cases(),
+        quantization::cases(),
+        recurrent::cases(),
         scan::cases(),
         scatter::cases(),
         selection::cases(),
