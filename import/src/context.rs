@@ -80,6 +80,11 @@ impl<'a> Context<'a> {
         self.node.output.len()
     }
 
+    /// Whether the node names output `index`, read or not.
+    pub fn declares_output(&self, index: usize) -> bool {
+        self.node.output.get(index).is_some_and(|name| !name.is_empty())
+    }
+
     /// Whether anything reads output `index`.
     pub fn has_output(&self, index: usize) -> bool {
         self.wanted.get(index).copied().unwrap_or(false)
@@ -207,6 +212,13 @@ impl<'a> Context<'a> {
     pub fn string_or(&self, name: &str, default: &'a str) -> Result<&'a str, OpError> {
         let Some(attribute) = self.attribute(name, &[AttributeType::String], "string")? else { return Ok(default) };
         std::str::from_utf8(&attribute.s).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected: "UTF-8 string" })
+    }
+
+    /// A string attribute whose values are a closed list.
+    pub fn choice<T: Copy>(&self, name: &'static str, default: &'a str, values: &[(&str, T)]) -> Result<T, OpError> {
+        let value = self.string_or(name, default)?;
+        let error = || OpError::Attribute { name, value: value.to_owned(), reason: "the standard knows no such value" };
+        values.iter().find(|(known, _)| *known == value).map(|(_, meaning)| *meaning).ok_or_else(error)
     }
 
     /// A tensor attribute, in the dtype of the file.

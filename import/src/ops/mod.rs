@@ -7,13 +7,20 @@
 mod activation;
 mod constants;
 mod contraction;
+mod deform;
+mod grid;
 mod indexing;
 mod math;
 mod movement;
 mod normalization;
 mod pooling;
 mod reduction;
+mod resize;
+mod roi;
+mod sampling;
 mod shape;
+mod signal;
+mod spatial;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -66,13 +73,19 @@ static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
     constants::ROWS,
     contraction::ROWS,
+    deform::ROWS,
+    grid::ROWS,
     indexing::ROWS,
     math::ROWS,
     movement::ROWS,
     normalization::ROWS,
     pooling::ROWS,
     reduction::ROWS,
+    resize::ROWS,
+    roi::ROWS,
     shape::ROWS,
+    signal::ROWS,
+    spatial::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {
