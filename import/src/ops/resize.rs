@@ -136,9 +136,11 @@ impl Axis {
             Transform::AlignCorners if self.width == 1.0 => 0.0,
             Transform::AlignCorners => i * last / (self.width - 1.0),
             Transform::CropAndResize => {
-                let (start, end) = self.region;
+                // Rounded to f32 as in other runtimes: decimal fractions then fall where they are meant to.
+                let (start, end) = (self.region.0 as f32, self.region.1 as f32);
+                let (first, length) = (f64::from(start * last as f32), f64::from(end - start) * last);
                 let within = if self.width == 1.0 { 0.5 } else { i / (self.width - 1.0) };
-                (start + within * (end - start)) * last
+                first + within * length
             }
         }
     }
@@ -173,7 +175,9 @@ pub(super) fn resize(c: &mut Context) -> Result<NodeId, OpError> {
     // Before opset 11 there is no choice of coordinates, and scales are the second operand.
     let old = c.opset < 11;
     let filter = match c.choice("mode", "nearest", MODES)? {
-        Mode::Nearest => Filter::Nearest(c.choice("nearest_mode", if old { "floor" } else { "round_prefer_floor" }, ROUNDINGS)?),
+        Mode::Nearest => {
+            Filter::Nearest(c.choice("nearest_mode", if old { "floor" } else { "round_prefer_floor" }, ROUNDINGS)?)
+        }
         Mode::Linear => Filter::Linear,
         Mode::Cubic => Filter::Cubic { a: c.float_or("cubic_coeff_a", -0.75)? },
     };

@@ -10,8 +10,8 @@ use crate::error::OpError;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
-    row("MaxRoiPool",            2..=2, &[],     Rule::One(max_roi_pool)),
-    row("RoiAlign",              3..=3, &[],     Rule::One(roi_align)),
+    row("MaxRoiPool",            2..=2, &[1],    Rule::One(max_roi_pool)),
+    row("RoiAlign",              3..=3, &[1],    Rule::One(roi_align)),
 ];
 
 /// Operand 0, batches of images, and the number of regions in operand 1, each of `width` numbers.
@@ -62,6 +62,19 @@ struct Bins {
     half_pixel: bool,
 }
 
+/// One sample per element of a bin, rounded up. Only known regions tell how many these are.
+fn adaptive_counts(c: &mut Context, axis: Bins) -> Result<Vec<usize>, OpError> {
+    let rois = c.known_input(1)?.ok_or(OpError::MissingInput(1))?.to_f32_vec();
+    let scale = axis.scale as f32;
+    let count = |roi: &[f32]| {
+        let [start, end] = axis.columns.map(|column| roi[column] * scale);
+        let length = if axis.half_pixel { (end - 0.5) - (start - 0.5) } else { (end - start).max(1.0) };
+        let samples = (length / axis.bins as f32).ceil().max(0.0);
+        extent("sampling_ratio", samples as i64)
+    };
+    rois.chunks_exact(4).map(count).collect()
+}
+
 fn samples(c: &mut Context, rois: NodeId, axis: Bins) -> Result<Samples, OpError> {
     let [start, end] = axis.columns;
     let mut start = edge(c, rois, start, axis.scale)?;
@@ -75,19 +88,15 @@ fn samples(c: &mut Context, rois: NodeId, axis: Bins) -> Result<Samples, OpError
     }
     let bin = c.scale(length, 1.0 / axis.bins as f64)?;
     let regions = c.shape(rois)[0];
-    let counts = if axis.ratio > 0 {
-        None
-    } else {
-        let bins = c.known(bin).ok_or(OpError::NotStatic { index: 1 })?.to_f64_vec();
-        Some(bins.into_iter().map(|bin| extent("sampling_ratio", bin.ceil().max(0.0) as i64)).collect::<Result<Vec<_>, _>>()?)
-    };
+    let counts = if axis.ratio > 0 { None } else { Some(adaptive_counts(c, axis)?) };
     let most = counts.as_ref().map_or(axis.ratio, |counts| counts.iter().copied().max().unwrap_or(0)).max(1);
     let shape = Shape::from([regions, axis.bins, most]);
     table_size(most.saturating_mul(regions))?;
     let dtype = c.ty(rois).dtype;
     // Within a bin, in units of its length: the centres of equal parts.
     let part = |count: usize| 1.0 / count.max(1) as f64;
-    let parts: Vec<f64> = counts.as_ref().map_or_else(|| vec![part(axis.ratio); regions], |counts| counts.iter().map(|&n| part(n)).collect());
+    let parts: Vec<f64> =
+        counts.as_ref().map_or_else(|| vec![part(axis.ratio); regions], |counts| counts.iter().map(|&n| part(n)).collect());
     let parts = c.constant_tensor(Tensor::from_f64(dtype, [regions], &parts))?;
     let parts = per_region(c, parts, &shape)?;
     let centre = ramp(c, dtype, &shape, 2, [0.5, 1.0])?;
@@ -122,7 +131,8 @@ enum Pooling {
 /// Pools samples of the bins of each region, read between the elements.
 pub(super) fn roi_align(c: &mut Context) -> Result<NodeId, OpError> {
     let default = if c.opset < 16 { "output_half_pixel" } else { "half_pixel" };
-    let half_pixel = c.choice("coordinate_transformation_mode", default, &[("half_pixel", true), ("output_half_pixel", false)])?;
+    let half_pixel =
+        c.choice("coordinate_transformation_mode", default, &[("half_pixel", true), ("output_half_pixel", false)])?;
     let pooling = c.choice("mode", "avg", &[("avg", Pooling::Average), ("max", Pooling::Max)])?;
     let [height, width] = ["output_height", "output_width"].map(|name| c.int_or(name, 1));
     let (height, width) = (at_least_one("output_height", height?)?, at_least_one("output_width", width?)?);
@@ -176,12 +186,7 @@ fn largest_part(c: &mut Context, neighbours: &Neighbours) -> Result<NodeId, OpEr
 
 /// Over the last two axes of `[regions, channels, height, width, samples down, samples across]`, of which region `r` has the first
 /// `counts[r]` each.
-fn pool_samples(
-    c: &mut Context,
-    sampled: NodeId,
-    pooling: Pooling,
-    counts: [&Option<Vec<usize>>; 2],
-) -> Result<NodeId, OpError> {
+fn pool_samples(c: &mut Context, sampled: NodeId, pooling: Pooling, counts: [&Option<Vec<usize>>; 2]) -> Result<NodeId, OpError> {
     let ty = c.ty(sampled).clone();
     let regions = ty.shape[0];
     let [Some(down), Some(across)] = counts else {

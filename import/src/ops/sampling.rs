@@ -203,7 +203,13 @@ pub(super) fn each_image(c: &mut Context, count: usize) -> Result<NodeId, OpErro
 }
 
 /// `start + step * i` along `axis` of `shape`.
-pub(super) fn ramp(c: &mut Context, dtype: DType, shape: &Shape, axis: usize, [start, step]: [f64; 2]) -> Result<NodeId, OpError> {
+pub(super) fn ramp(
+    c: &mut Context,
+    dtype: DType,
+    shape: &Shape,
+    axis: usize,
+    [start, step]: [f64; 2],
+) -> Result<NodeId, OpError> {
     let ty = TensorType::new(dtype, shape.clone());
     let position = c.push(Op::Iota { dtype, shape: ty.shape, axis }, &[])?;
     let scaled = c.scale(position, step)?;
