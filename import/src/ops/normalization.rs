@@ -175,9 +175,10 @@ pub(super) fn local_response(c: &mut Context) -> Result<NodeId, OpError> {
     let square = c.mul(x, x)?;
     let square = c.reshape(square, [shape[0], shape[1], rest])?;
     let channels_last = c.transpose(square, &[0, 2, 1])?;
-    let before = (size - 1) / 2;
-    let pads = vec![(before as isize, (size - 1 - before) as isize)];
-    let window = WindowDims { size: vec![size], stride: vec![1], dilation: vec![1], pads };
+    // Neighbours beyond all channels add nothing.
+    let (before, after) = (((size - 1) / 2).min(shape[1]), (size / 2).min(shape[1]));
+    let (width, pads) = (before + 1 + after, vec![(before as isize, after as isize)]);
+    let window = WindowDims { size: vec![width], stride: vec![1], dilation: vec![1], pads };
     let zero = c.constant_tensor(Tensor::from_f64(c.ty(x).dtype, Shape::scalar(), &[0.0]))?;
     let windows = c.push(Op::Unfold(window), &[channels_last, zero])?;
     let sum = c.reduce(ReduceOp::Sum, windows, &[3])?;

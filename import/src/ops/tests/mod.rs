@@ -5,6 +5,8 @@ mod contraction;
 mod data;
 mod math;
 mod reduction;
+mod signal;
+mod spatial;
 
 use std::collections::BTreeSet;
 
@@ -93,7 +95,10 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [math::cases(), data::cases(), reduction::cases(), contraction::cases()].into_iter().flatten().collect()
+    [math::cases(), data::cases(), reduction::cases(), contraction::cases(), signal::cases(), spatial::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[test]
