@@ -95,6 +95,11 @@ impl<'a> Context<'a> {
         self.node.output.len()
     }
 
+    /// Whether the node names output `index`, read or not.
+    pub fn declares_output(&self, index: usize) -> bool {
+        self.node.output.get(index).is_some_and(|name| !name.is_empty())
+    }
+
     /// Whether anything reads output `index`.
     pub fn has_output(&self, index: usize) -> bool {
         self.wanted.get(index).copied().unwrap_or(false)

@@ -10,6 +10,8 @@ mod constants;
 mod contraction;
 mod data_dependent;
 mod einsum;
+mod deform;
+mod grid;
 mod indexing;
 mod linear_algebra;
 mod loss;
@@ -31,6 +33,11 @@ mod scatter;
 mod shape;
 mod sort;
 mod standardization;
+mod resize;
+mod roi;
+mod sampling;
+mod signal;
+mod spatial;
 #[cfg(test)]
 mod tests;
 mod trees;
@@ -92,6 +99,8 @@ static FAMILIES: &[&[Row]] = &[
     contraction::ROWS,
     data_dependent::ROWS,
     einsum::ROWS,
+    deform::ROWS,
+    grid::ROWS,
     indexing::ROWS,
     linear_algebra::ROWS,
     loss::ROWS,
@@ -113,6 +122,10 @@ static FAMILIES: &[&[Row]] = &[
     sort::ROWS,
     standardization::ROWS,
     trees::ROWS,
+    resize::ROWS,
+    roi::ROWS,
+    signal::ROWS,
+    spatial::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {

@@ -282,6 +282,18 @@ fn crop(c: &mut Context, x: NodeId, widths: &[(i64, i64)]) -> Result<NodeId, OpE
     Ok(y)
 }
 
+/// `x` at the start of zeros of `shape`, which has room for it.
+pub(super) fn pad_zeros(c: &mut Context, x: NodeId, shape: &Shape) -> Result<NodeId, OpError> {
+    let from = c.shape(x);
+    if from == *shape {
+        return Ok(x);
+    }
+    let dims = from.iter().zip(shape.iter()).map(|(&from, &to)| PadDim { low: 0, high: to.saturating_sub(from), interior: 0 });
+    let dims = dims.collect();
+    let zero = c.constant_tensor(Tensor::from_f64(c.ty(x).dtype, Shape::scalar(), &[0.0]))?;
+    Ok(c.push(Op::Pad(dims), &[x, zero])?)
+}
+
 /// Pads that repeat elements of the tensor: one gather per padded axis.
 fn pad_by_index(c: &mut Context, x: NodeId, mode: &str, widths: &[(i64, i64)]) -> Result<NodeId, OpError> {
     let source: fn(i64, i64) -> i64 = match mode {

@@ -1,6 +1,6 @@
 //! Normalisation.
 
-use meganeura_ir::{Composite, NodeId, Op, Real, Shape, UnaryOp};
+use meganeura_ir::{BinaryOp, Composite, NodeId, Op, Real, ReduceOp, Shape, Tensor, UnaryOp, WindowDims};
 
 use super::{Row, Rule, row};
 use crate::context::{self, Context};
@@ -8,10 +8,11 @@ use crate::error::OpError;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
-    row("BatchNormalization",    5..=5, &[],     Rule::One(batch)),
+    row("BatchNormalization",    5..=5, &[],     Rule::Many(batch)),
     row("GroupNormalization",    3..=3, &[],     Rule::One(group)),
     row("InstanceNormalization", 3..=3, &[],     Rule::One(instance)),
     row("LayerNormalization",    2..=3, &[],     Rule::Many(layer)),
+    row("LRN",                   1..=1, &[],     Rule::One(local_response)),
     row("RMSNormalization",      2..=2, &[],     Rule::One(rms)),
 ];
 
@@ -37,27 +38,57 @@ fn check_channels(c: &Context, x: NodeId) -> Result<Shape, OpError> {
     if shape.rank() < 2 { Err(c.operand_error(0, "batch and channels are needed")) } else { Ok(shape) }
 }
 
-/// Inference: `(x - mean) / sqrt(variance + epsilon) * scale + bias` with the running statistics.
-pub(super) fn batch(c: &mut Context) -> Result<NodeId, OpError> {
-    c.ignore(&["momentum"]);
-    let epsilon = epsilon(c)?;
-    if c.flag("training_mode", false)? {
-        return Err(OpError::unsupported("BatchNormalization with training_mode = 1"));
+/// `(x - mean) / sqrt(variance + epsilon) * scale + bias`, with the running statistics; in training, with those of the batch, which
+/// also move the running ones: `running * momentum + batch * (1 - momentum)`.
+pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
+    let (epsilon, momentum) = (epsilon(c)?, c.float_or("momentum", f64::from(0.9f32))?);
+    // Before opset 14, a node that has more than one result trains.
+    let training = c.flag("training_mode", false)? || c.opset < 14 && (1..c.output_count()).any(|i| c.declares_output(i));
+    let per_channel = c.flag("spatial", true)?;
+    let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|i| c.input(i));
+    let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);
+    let shape = c.shape(x);
+    // [n], [n, c, d..] or, with statistics of every single element, [n, c * d..].
+    let rows: Shape = match shape.rank() {
+        0 => return Err(c.operand_error(0, "at least a batch axis is needed")),
+        1 => [shape[0], 1].into(),
+        _ if per_channel => shape.clone(),
+        _ => [shape[0], shape[1..].iter().product::<usize>()].into(),
+    };
+    let settings = [scale, bias, mean, variance];
+    let ty = c.ty(scale).clone();
+    if let Some(index) = settings.iter().position(|&s| c.shape(s).numel() != rows[1] || *c.ty(s) != ty) {
+        return Err(c.operand_error(1 + index, "one element per channel is needed"));
     }
-    if !c.flag("spatial", true)? {
-        return Err(OpError::unsupported("BatchNormalization with spatial = 0"));
+    let flat = settings.map(|s| c.reshape(s, [rows[1]]));
+    let [scale, bias, mean, variance] = flat;
+    let (scale, bias, mean, variance) = (scale?, bias?, mean?, variance?);
+    let x = c.reshape(x, rows.clone())?;
+    if !training {
+        let mean = c.broadcast_along(mean, &rows, 1)?;
+        let centred = c.sub(x, mean)?;
+        let variance = c.shift(variance, epsilon)?;
+        let inverse = c.unary(UnaryOp::Rsqrt, variance)?;
+        let factor = c.mul(inverse, scale)?;
+        let y = affine(c, centred, factor, bias)?;
+        return Ok(vec![c.reshape(y, shape)?]);
     }
-    let (x, scale, bias, mean, variance) = (c.input(0)?, c.input(1)?, c.input(2)?, c.input(3)?, c.input(4)?);
-    let shape = check_channels(c, x)?;
-    let mean = c.broadcast_along(mean, &shape, 1)?;
-    let centred = c.sub(x, mean)?;
-    let variance = c.shift(variance, epsilon)?;
-    let inverse = c.unary(UnaryOp::Rsqrt, variance)?;
-    if c.ty(inverse) != c.ty(scale) {
-        return Err(c.operand_error(1, "one element per channel is needed"));
+    let axes: Vec<usize> = (0..rows.rank()).filter(|&a| a != 1).collect();
+    let y = normalize(c, x, axes.clone(), epsilon)?;
+    let y = affine(c, y, scale, bias)?;
+    let mut results = vec![c.reshape(y, shape)?];
+    let batch_mean = c.mean(x, &axes)?;
+    let repeated = c.broadcast_along(batch_mean, &rows, 1)?;
+    let centred = c.sub(x, repeated)?;
+    let square = c.mul(centred, centred)?;
+    let batch_variance = c.mean(square, &axes)?;
+    for (running, batch) in [(mean, batch_mean), (variance, batch_variance)] {
+        let kept = c.scale(running, momentum)?;
+        let moved = c.scale(batch, 1.0 - momentum)?;
+        let sum = c.add(kept, moved)?;
+        results.push(c.reshape(sum, ty.shape.clone())?);
     }
-    let factor = c.mul(inverse, scale)?;
-    affine(c, centred, factor, bias)
+    Ok(results)
 }
 
 pub(super) fn instance(c: &mut Context) -> Result<NodeId, OpError> {
@@ -129,4 +160,33 @@ pub(super) fn rms(c: &mut Context) -> Result<NodeId, OpError> {
     let y = c.push(Op::Composite(Composite::RmsNormalize { axes, epsilon: Real(epsilon) }), &[x])?;
     let scale = c.broadcast_into(scale, &shape)?;
     Ok(c.mul(y, scale)?)
+}
+
+/// `x / (bias + alpha / size * sum x^2)^beta`, the sum over `size` neighbouring channels.
+pub(super) fn local_response(c: &mut Context) -> Result<NodeId, OpError> {
+    let (alpha, beta) = (c.float_or("alpha", f64::from(1e-4f32))?, c.float_or("beta", 0.75)?);
+    let bias = c.float_or("bias", 1.0)?;
+    let size = c.int("size")?.ok_or(OpError::MissingAttribute("size"))?;
+    let error = || OpError::Attribute { name: "size", value: size.to_string(), reason: "at least one channel is summed" };
+    let size = context::extent("size", size).ok().filter(|&size| size > 0).ok_or_else(error)?;
+    let x = c.input(0)?;
+    let shape = check_channels(c, x)?;
+    let rest = shape[2..].iter().product::<usize>();
+    let square = c.mul(x, x)?;
+    let square = c.reshape(square, [shape[0], shape[1], rest])?;
+    let channels_last = c.transpose(square, &[0, 2, 1])?;
+    // Neighbours beyond all channels add nothing.
+    let (before, after) = (((size - 1) / 2).min(shape[1]), (size / 2).min(shape[1]));
+    let (width, pads) = (before + 1 + after, vec![(before as isize, after as isize)]);
+    let window = WindowDims { size: vec![width], stride: vec![1], dilation: vec![1], pads };
+    let zero = c.constant_tensor(Tensor::from_f64(c.ty(x).dtype, Shape::scalar(), &[0.0]))?;
+    let windows = c.push(Op::Unfold(window), &[channels_last, zero])?;
+    let sum = c.reduce(ReduceOp::Sum, windows, &[3])?;
+    let sum = c.transpose(sum, &[0, 2, 1])?;
+    let sum = c.reshape(sum, shape)?;
+    let scaled = c.scale(sum, alpha / size as f64)?;
+    let base = c.shift(scaled, bias)?;
+    let beta = c.constant_like(base, beta)?;
+    let divisor = c.binary(BinaryOp::Pow, base, beta)?;
+    Ok(c.div(x, divisor)?)
 }

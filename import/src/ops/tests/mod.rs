@@ -13,6 +13,8 @@ mod reduction;
 mod scan;
 mod scatter;
 mod selection;
+mod signal;
+mod spatial;
 
 use std::collections::BTreeSet;
 
@@ -126,6 +128,8 @@ fn cases() -> Vec<Case> {
         scan::cases(),
         scatter::cases(),
         selection::cases(),
+        signal::cases(),
+        spatial::cases(),
     ]
     .into_iter()
     .flatten()
