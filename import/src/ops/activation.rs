@@ -30,7 +30,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// `x` below `low` becomes `low`, above `high` becomes `high`; NaN stays. The derivative at a bound is that inside.
-fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {
+pub(super) fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {
     let mut y = x;
     for (bound, beyond) in [(low, CompareOp::Lt), (high, CompareOp::Gt)] {
         let Some(bound) = bound else { continue };
@@ -43,7 +43,7 @@ fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) 
 }
 
 /// `max(0, min(1, alpha * x + beta))`
-fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<NodeId, OpError> {
+pub(super) fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<NodeId, OpError> {
     let y = c.scale(x, alpha)?;
     let y = c.shift(y, beta)?;
     let (zero, one) = (c.constant_like(x, 0.0)?, c.constant_like(x, 1.0)?);

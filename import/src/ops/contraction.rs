@@ -16,9 +16,13 @@ pub(super) const ROWS: &[Row] = &[
     row("MatMul",                2..=2, &[],     Rule::One(matmul)),
 ];
 
-/// NumPy's `matmul`: vectors are promoted, leading axes broadcast.
 pub(super) fn matmul(c: &mut Context) -> Result<NodeId, OpError> {
     let (a, b) = (c.input(0)?, c.input(1)?);
+    matrix_product(c, a, b)
+}
+
+/// NumPy's `matmul` of operands 0 and 1: vectors are promoted, leading axes broadcast.
+pub(super) fn matrix_product(c: &mut Context, a: NodeId, b: NodeId) -> Result<NodeId, OpError> {
     let (a_shape, b_shape) = (c.shape(a), c.shape(b));
     if a_shape.rank() == 0 || b_shape.rank() == 0 {
         return Err(c.operand_error(if a_shape.rank() == 0 { 0 } else { 1 }, "at least one axis is needed"));

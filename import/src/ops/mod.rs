@@ -5,14 +5,20 @@
 //! rule takes both. Formulas are those of the operator reference at onnx.ai.
 
 mod activation;
+mod attention;
 mod constants;
 mod contraction;
 mod indexing;
+mod linear_attention;
 mod math;
+mod matmul_nbits;
+mod microsoft;
+mod microsoft_attention;
 mod movement;
 mod normalization;
 mod pooling;
 mod reduction;
+mod rotary;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -61,17 +67,28 @@ const fn row(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static 
     Row { domain: "", op, inputs, statics, rule }
 }
 
+/// An operator that onnxruntime contributes.
+const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static [usize], rule: Rule) -> Row {
+    Row { domain: "com.microsoft", op, inputs, statics, rule }
+}
+
 /// The table of operators, family by family.
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
+    attention::ROWS,
     constants::ROWS,
     contraction::ROWS,
     indexing::ROWS,
+    linear_attention::ROWS,
     math::ROWS,
+    matmul_nbits::ROWS,
+    microsoft::ROWS,
+    microsoft_attention::ROWS,
     movement::ROWS,
     normalization::ROWS,
     pooling::ROWS,
     reduction::ROWS,
+    rotary::ROWS,
     shape::ROWS,
 ];
 
