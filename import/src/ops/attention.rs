@@ -11,6 +11,7 @@ use crate::error::OpError;
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
     row("Attention",             3..=7, &[],     Rule::Many(attention)),
+    Row { domain: "ai.onnx.preview", ..row("FlexAttention", 3..=3, &[], Rule::One(flex_attention)) },
     row("TensorScatter",         2..=3, &[],     Rule::One(tensor_scatter)),
 ];
 
@@ -50,36 +51,48 @@ pub(super) struct Attended {
 
 /// `softmax(mask(softcap(scale * query key^T))) value`. A row of which nothing is kept is NaN, as in the standard.
 pub(super) fn attend(c: &mut Context, heads: Heads, weighting: &Weighting) -> Result<Attended, OpError> {
+    let scores = scores(c, heads, weighting.scale)?;
+    let capped = softcap(c, scores, weighting.softcap)?;
+    let masked = mask(c, capped, weighting)?;
+    let weights = match weighting.sink {
+        Some(sink) => softmax_with_sink(c, masked, sink)?,
+        None => softmax(c, masked)?,
+    };
+    let result = weigh(c, weights, heads.value)?;
+    Ok(Attended { scores, capped, masked, weights, result })
+}
+
+/// `scale * query key^T`: `[batch, heads, sequence, total]`. Checks the shapes of all three operands.
+pub(super) fn scores(c: &mut Context, heads: Heads, scale: Option<f64>) -> Result<NodeId, OpError> {
     let (query, key, value) = (c.shape(heads.query), c.shape(heads.key), c.shape(heads.value));
     for (index, shape) in [&query, &key, &value].into_iter().enumerate() {
         if shape.rank() != 4 {
             return Err(c.operand_error(index, "batch, heads, sequence and size are needed"));
         }
     }
-    let (groups, total) = (key[1], key[2]);
-    if key[0] != query[0] || key[3] != query[3] || !query[1].checked_rem(groups).is_some_and(|rest| rest == 0) {
+    let groups = key[1];
+    if key[0] != query[0] || key[3] != query[3] || query[1].checked_rem(groups) != Some(0) {
         return Err(c.operand_error(1, "the keys do not fit the queries"));
     }
     if value[..3] != key[..3] {
         return Err(c.operand_error(2, "the values do not fit the keys"));
     }
-    let rows = query[1] / groups * query[2];
-
-    let grouped = c.reshape(heads.query, [query[0], groups, rows, query[3]])?;
+    let grouped = c.reshape(heads.query, [query[0], groups, query[1] / groups * query[2], query[3]])?;
     let products = batched(c, grouped, heads.key, 3)?;
-    let scale = weighting.scale.unwrap_or_else(|| 1.0 / (query[3] as f64).sqrt());
-    let scores = c.scale(products, scale)?;
-    let scores = c.reshape(scores, [query[0], query[1], query[2], total])?;
-    let capped = softcap(c, scores, weighting.softcap)?;
-    let masked = mask(c, capped, weighting)?;
-    let weights = match weighting.sink {
-        Some(sink) => softmax_with_sink(c, masked, sink)?,
-        None => c.push(Op::Composite(Composite::Softmax { axis: 3 }), &[masked])?,
-    };
-    let grouped = c.reshape(weights, [query[0], groups, rows, total])?;
-    let result = batched(c, grouped, heads.value, 2)?;
-    let result = c.reshape(result, [query[0], query[1], query[2], value[3]])?;
-    Ok(Attended { scores, capped, masked, weights, result })
+    let scores = c.scale(products, scale.unwrap_or_else(|| 1.0 / (query[3] as f64).sqrt()))?;
+    Ok(c.reshape(scores, [query[0], query[1], query[2], key[2]])?)
+}
+
+pub(super) fn softmax(c: &mut Context, scores: NodeId) -> Result<NodeId, OpError> {
+    Ok(c.push(Op::Composite(Composite::Softmax { axis: 3 }), &[scores])?)
+}
+
+/// Sums of the values, `[batch, heads, sequence, value size]`, by weights `[batch, heads, sequence, total]`.
+pub(super) fn weigh(c: &mut Context, weights: NodeId, value: NodeId) -> Result<NodeId, OpError> {
+    let (w, v) = (c.shape(weights), c.shape(value));
+    let grouped = c.reshape(weights, [w[0], v[1], w[1] / v[1] * w[2], w[3]])?;
+    let result = batched(c, grouped, value, 2)?;
+    Ok(c.reshape(result, [w[0], w[1], w[2], v[3]])?)
 }
 
 /// Products of matrices: batch axes 0 and 1, axis 3 of `a` contracted with axis `contract` of `b`.
@@ -118,7 +131,7 @@ fn softmax_with_sink(c: &mut Context, scores: NodeId, sink: NodeId) -> Result<No
     let column = Shape::from([shape[0], shape[1], shape[2], 1]);
     let sink = c.broadcast_along(sink, &column, 1)?;
     let extended = c.push(Op::Concat { axis: 3 }, &[scores, sink])?;
-    let weights = c.push(Op::Composite(Composite::Softmax { axis: 3 }), &[extended])?;
+    let weights = softmax(c, extended)?;
     slice_axis(c, weights, 3, 0, shape[3])
 }
 
@@ -131,7 +144,7 @@ pub(super) fn split_heads(c: &mut Context, x: NodeId, heads: usize, index: usize
 /// `[batch, sequence, heads * size]` as `[batch, sequence, heads, size]`. `index` is the operand that is to blame.
 pub(super) fn separate_heads(c: &mut Context, x: NodeId, heads: usize, index: usize) -> Result<NodeId, OpError> {
     let shape = c.shape(x);
-    if shape.rank() != 3 || !shape[2].checked_rem(heads).is_some_and(|rest| rest == 0) {
+    if shape.rank() != 3 || shape[2].checked_rem(heads) != Some(0) {
         return Err(c.operand_error(index, "batch, sequence, and equally large heads are needed"));
     }
     Ok(c.reshape(x, [shape[0], shape[1], heads, shape[2] / heads])?)
@@ -235,6 +248,17 @@ pub(super) fn attention(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
         }
     };
     Ok(vec![result, key, value, scores])
+}
+
+/// Attention without masks, of 4 axes. Graphs that change scores or weights are refused.
+pub(super) fn flex_attention(c: &mut Context) -> Result<NodeId, OpError> {
+    c.ignore(&["softmax_precision"]);
+    if let Some(name) = ["score_mod", "prob_mod"].into_iter().find(|name| c.has_attribute(name)) {
+        return Err(OpError::unsupported(format!("FlexAttention with {name}")));
+    }
+    let scale = c.float("scale")?;
+    let heads = Heads { query: c.input(0)?, key: c.input(1)?, value: c.input(2)? };
+    Ok(attend(c, heads, &Weighting { scale, ..Weighting::default() })?.result)
 }
 
 /// From opset 24 on, a mask that is shorter than the keys lets through none of the others.

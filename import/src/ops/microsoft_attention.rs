@@ -1,6 +1,6 @@
 //! Attention as onnxruntime fuses it: with projections, biases, padding masks, rotation and caches inside.
 
-use meganeura_ir::{BinaryOp, CompareOp, DType, DotDims, NodeId, Op, Shape, Tensor, TensorType};
+use meganeura_ir::{BinaryOp, CompareOp, DType, DotDims, NodeId, Op, Shape, TensorType, UnaryOp};
 
 use super::attention::{Heads, Weighting, append, attend, below, both, head_count, merge_heads, split_heads, take_rows};
 use super::constants::diagonal;
@@ -53,7 +53,7 @@ fn kept(c: &mut Context, index: usize, [batch, sequence, total]: [usize; 3]) -> 
         [n] if n == 2 * batch => {
             let (ends, starts) = (slice_axis(c, mask, 0, 0, batch)?, slice_axis(c, mask, 0, batch, batch)?);
             let (before_end, before_start) = (below(c, ends, total, index)?, below(c, starts, total, index)?);
-            let started = c.unary(meganeura_ir::UnaryOp::Not, before_start)?;
+            let started = c.unary(UnaryOp::Not, before_start)?;
             return Ok(Some(c.binary(BinaryOp::And, before_end, started)?));
         }
         [n, t] if (n, t) == (batch, total) => Shape::from([batch, 1, 1, total]),
@@ -148,6 +148,9 @@ pub(super) fn multi_head(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     }
     if unidirectional {
         let before = past.map_or(0, |p| c.shape(p.0)[2]);
+        if before + q[2] != total {
+            return Err(OpError::unsupported("unidirectional attention to another sequence"));
+        }
         weighting.keep.push(causal(c, q[2], total, before)?);
     }
     let attended = attend(c, Heads { query, key, value }, &weighting)?;
@@ -240,12 +243,13 @@ struct Placement {
     total: NodeId,
     /// Positions of the cache.
     capacity: usize,
+    /// Whether nothing came before.
+    first: bool,
     /// Whether `past` is the same as the length of the given cache, in all elements of the batch.
     full: bool,
 }
 
-/// Rotates, extends the cache, attends. Further results: the cache of keys and that of values. Positions of the cache that no
-/// token has filled hold what the given cache holds there, or zeros.
+/// Rotates, extends the cache, attends. Further results: the cache of keys and that of values.
 pub(super) fn group_query(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let (heads, groups) = (head_count(c, "num_heads")?, head_count(c, "kv_num_heads")?);
     let is_causal = c.flag("causal", true)?;
@@ -284,7 +288,10 @@ pub(super) fn group_query(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let placement = place(c, q[0], new, given)?;
     let positions = token_positions(c, &placement, q[0], new)?;
     if rotary {
-        let positions = c.optional(9).unwrap_or(positions);
+        let positions = match c.optional(9) {
+            Some(given) if placement.first => follow(c, given, positions)?,
+            given => given.unwrap_or(positions),
+        };
         let (cos, sin) = (c.input(7)?, c.input(8)?);
         let angles = Angles { cos, sin, interleaved }.at(c, positions, 9)?;
         query = angles.rotate(c, query, 2)?;
@@ -347,7 +354,7 @@ fn place(c: &mut Context, batch: usize, new: usize, given: usize) -> Result<Plac
         (false, Some(known)) => known.iter().all(|&length| length + 1 == (given + new) as i64),
         (false, None) => false,
     };
-    Ok(Placement { past, total, capacity: longest.max(given), full })
+    Ok(Placement { past, total, capacity: longest.max(given), first, full })
 }
 
 /// The position of each new token, `[batch, sequence]`.
@@ -358,7 +365,21 @@ fn token_positions(c: &mut Context, placement: &Placement, batch: usize, new: us
     Ok(c.add(past, offset)?)
 }
 
-/// The first `capacity` positions of what is left of the cache when `new` is written after its past tokens.
+/// `positions`, moved by the first of those given: all that onnxruntime reads of them where nothing came before.
+fn follow(c: &mut Context, given: NodeId, positions: NodeId) -> Result<NodeId, OpError> {
+    let count = c.shape(given).numel();
+    if count == 0 {
+        return Ok(positions);
+    }
+    let given = c.reshape(given, [count])?;
+    let first = slice_axis(c, given, 0, 0, 1)?;
+    let first = c.cast(first, DType::I64)?;
+    let shape = c.shape(positions);
+    let first = c.broadcast_to(first, &shape)?;
+    Ok(c.add(positions, first)?)
+}
+
+/// A cache of `capacity` positions: the past tokens, the new ones after them, then zeros.
 fn extend_cache(
     c: &mut Context,
     past: Option<NodeId>,
@@ -367,49 +388,42 @@ fn extend_cache(
     index: usize,
 ) -> Result<NodeId, OpError> {
     let shape = c.shape(new);
-    let dtype = c.ty(new).dtype;
-    let mut sizes = shape.to_vec();
-    sizes[2] = 0;
-    let past = match past {
-        Some(past) => past,
-        None => c.splat(&TensorType::new(dtype, sizes.clone()), 0.0)?,
-    };
-    let given = c.shape(past);
-    if given.rank() != 4 || given[..2] != shape[..2] || given[3] != shape[3] {
+    let (capacity, given) = (placement.capacity, past.map_or(0, |past| c.shape(past).get(2).copied().unwrap_or(0)));
+    if let Some(past) = past
+        && *c.shape(past) != [shape[0], shape[1], given, shape[3]]
+    {
         return Err(c.operand_error(index, "the cache does not fit the keys and values"));
     }
-    sizes[2] = placement.capacity.saturating_sub(given[2] + shape[2]);
-    let empty = c.splat(&TensorType::new(dtype, sizes), 0.0)?;
-    let parts: Vec<NodeId> = [past, new, empty].into_iter().filter(|&part| c.shape(part)[2] > 0).collect();
+    let unfilled = if placement.full { capacity - (given + shape[2]).min(capacity) } else { 1 };
+    let zeros = TensorType::new(c.ty(new).dtype, [shape[0], shape[1], unfilled, shape[3]]);
+    let zeros = c.splat(&zeros, 0.0)?;
+    let parts: Vec<NodeId> = past.into_iter().chain([new, zeros]).filter(|&part| c.shape(part)[2] > 0).collect();
     let joined = match parts.as_slice() {
-        [] => past,
+        [] => return Ok(new),
         [one] => *one,
         parts => c.push(Op::Concat { axis: 2 }, parts)?,
     };
     if placement.full {
-        return slice_axis(c, joined, 2, 0, placement.capacity);
+        return Ok(joined);
     }
 
-    // Which position of the given cache, the new tokens and the zeros each position of the cache takes.
+    // Which position of `joined` each position of the cache takes.
     let count = c.shape(joined)[2];
-    let table = Shape::from([shape[0], placement.capacity]);
+    let table = Shape::from([shape[0], capacity]);
     let position = c.push(Op::Iota { dtype: DType::I64, shape: table.clone(), axis: 1 }, &[])?;
     let start = c.push(Op::Broadcast { shape: table, axes: vec![0] }, &[placement.past])?;
     let offset = c.sub(position, start)?;
-    let (zero, end) = (c.constant_like(offset, 0.0)?, c.constant_like(offset, shape[2] as f64)?);
-    let begun = c.compare(CompareOp::Ge, offset, zero)?;
+    let from_new = c.shift(offset, given as f64)?;
+    let zero = c.constant_like(position, (count - 1) as f64)?;
+    let end = c.constant_like(offset, shape[2] as f64)?;
     let unfinished = c.compare(CompareOp::Lt, offset, end)?;
-    let written = c.binary(BinaryOp::And, begun, unfinished)?;
-    let from_new = c.shift(offset, given[2] as f64)?;
-    let kept: Vec<i64> =
-        (0..placement.capacity).map(|j| if j < given[2] { j } else { (j + shape[2]).min(count.max(1) - 1) } as i64).collect();
-    let kept = c.constant_tensor(Tensor::from_i64(DType::I64, [placement.capacity], &kept))?;
-    let kept = c.push(Op::Broadcast { shape: Shape::from([shape[0], placement.capacity]), axes: vec![1] }, &[kept])?;
-    let source = c.select(written, from_new, kept)?;
-    let source =
-        c.push(Op::Broadcast { shape: Shape::from([shape[0], shape[1], placement.capacity]), axes: vec![0, 2] }, &[source])?;
+    let later = c.select(unfinished, from_new, zero)?;
+    let earlier = c.compare(CompareOp::Lt, position, start)?;
+    let source = c.select(earlier, position, later)?;
+    let spread = Shape::from([shape[0], shape[1], capacity]);
+    let source = c.push(Op::Broadcast { shape: spread, axes: vec![0, 2] }, &[source])?;
     let taken = take_rows(c, joined, source, [shape[0] * shape[1], count, shape[3]])?;
-    Ok(c.reshape(taken, [shape[0], shape[1], placement.capacity, shape[3]])?)
+    Ok(c.reshape(taken, [shape[0], shape[1], capacity, shape[3]])?)
 }
 
 /// A bias for `total` keys, for as many as the cache has room for: no query sees the others.
@@ -434,9 +448,13 @@ fn visible(
     if !is_causal {
         return Ok(vec![below(c, placement.total, placement.capacity, 5)?]);
     }
+    // Padding after the last token sees what that sees.
     let tokens = c.shape(positions);
+    let last = c.shift(placement.total, -1.0)?;
+    let last = c.push(Op::Broadcast { shape: tokens.clone(), axes: vec![0] }, &[last])?;
+    let position = c.binary(BinaryOp::Min, positions, last)?;
     let shape = Shape::from([tokens[0], 1, tokens[1], placement.capacity]);
-    let query = c.push(Op::Broadcast { shape: shape.clone(), axes: vec![0, 2] }, &[positions])?;
+    let query = c.push(Op::Broadcast { shape: shape.clone(), axes: vec![0, 2] }, &[position])?;
     let key = c.push(Op::Iota { dtype: DType::I64, shape, axis: 3 }, &[])?;
     let mut keep = vec![c.compare(CompareOp::Le, key, query)?];
     if window > 0 {
