@@ -119,6 +119,12 @@ impl ModelBuilder {
         })
     }
 
+    /// Imports a further operator set.
+    pub fn import(mut self, domain: &str, version: i64) -> Self {
+        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+        self
+    }
+
     fn graph(mut self, edit: impl FnOnce(&mut GraphProto)) -> Self {
         edit(self.0.graph.get_or_insert_with(GraphProto::default));
         self
@@ -163,6 +169,20 @@ pub fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
 
 pub fn i64s(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_i64(DType::I64, shape, values)
+}
+
+pub fn i32s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::I32, shape, values)
+}
+
+pub fn u8s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::U8, shape, values)
+}
+
+/// Different quarters between -1.25 and 1.25, in an order that `seed` changes.
+pub fn quarters(shape: &[usize], seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    f32s(shape, &(0..count).map(|i| ((i * 7 + i / 5 + seed * 3) % 11) as f32 / 4.0 - 1.25).collect::<Vec<_>>())
 }
 
 pub fn bools(shape: &[usize], values: &[i64]) -> Tensor {

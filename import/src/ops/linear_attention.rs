@@ -81,7 +81,7 @@ pub(super) fn linear_attention(c: &mut Context) -> Result<Vec<NodeId>, OpError> 
     let (key, value) = (c.input(1)?, c.input(2)?);
     let (key, value) = (split_heads(c, key, groups, 1)?, split_heads(c, value, groups, 2)?);
     let (q, k, v) = (c.shape(query), c.shape(key), c.shape(value));
-    if heads % groups != 0 || k[0] != q[0] || k[2..] != q[2..] {
+    if !heads.is_multiple_of(groups) || k[0] != q[0] || k[2..] != q[2..] {
         return Err(c.operand_error(1, "the keys do not fit the queries"));
     }
     if v[..3] != k[..3] {

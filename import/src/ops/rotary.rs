@@ -92,7 +92,7 @@ impl Angles {
 /// Elements of a head that are rotated: half of them is the width of the tables.
 fn check_dim(c: &Context, dim: usize, angles: Angles, index: usize) -> Result<(), OpError> {
     let width = |node| c.shape(node).last().copied();
-    if width(angles.cos) != Some(dim / 2) || dim % 2 != 0 {
+    if width(angles.cos) != Some(dim / 2) || !dim.is_multiple_of(2) {
         return Err(c.operand_error(index, "one angle per pair of rotated elements is needed"));
     }
     if c.shape(angles.cos) != c.shape(angles.sin) {

@@ -1,9 +1,12 @@
 //! One table of cases per family: an operator with attributes at some opset, operands, and the numbers that the standard
 //! prescribes.
 
+mod attention;
 mod contraction;
 mod data;
 mod math;
+mod microsoft;
+mod microsoft_attention;
 mod reduction;
 
 use std::collections::BTreeSet;
@@ -51,6 +54,9 @@ impl Case {
         let mut wrong = Vec::new();
         let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
         let mut builder = ModelBuilder::new(self.opset);
+        if !self.node.0.domain.is_empty() {
+            builder = builder.import(&self.node.0.domain, 1);
+        }
         let mut inputs = Vec::new();
         for (i, arg) in self.args.into_iter().enumerate() {
             let name = format!("x{i}");
@@ -93,7 +99,18 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [math::cases(), data::cases(), reduction::cases(), contraction::cases()].into_iter().flatten().collect()
+    [
+        attention::cases(),
+        contraction::cases(),
+        data::cases(),
+        math::cases(),
+        microsoft::cases(),
+        microsoft_attention::cases(),
+        reduction::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[test]
@@ -104,8 +121,9 @@ fn every_operator_gives_the_numbers_of_the_standard() {
 
 #[test]
 fn every_operator_of_the_table_has_a_case() {
-    let tested: BTreeSet<String> = cases().into_iter().map(|c| c.node.0.op_type).collect();
-    let missing: Vec<&str> = super::table().map(|(_, op)| op).filter(|op| !tested.contains(*op)).collect();
+    let tested: BTreeSet<(String, String)> = cases().into_iter().map(|c| (c.node.0.domain, c.node.0.op_type)).collect();
+    let owned = |(domain, op): (&str, &str)| (domain.to_owned(), op.to_owned());
+    let missing: Vec<(&str, &str)> = super::table().filter(|&row| !tested.contains(&owned(row))).collect();
     assert!(missing.is_empty(), "operators without a test: {missing:?}");
 }
 
