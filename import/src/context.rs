@@ -199,6 +199,11 @@ impl<'a> Context<'a> {
         Ok(Some(attribute))
     }
 
+    /// Whether the node has an attribute of this name, of any type.
+    pub fn has_attribute(&self, name: &str) -> bool {
+        self.node.attribute.iter().any(|a| a.name == name)
+    }
+
     /// Declares that attributes are known and make no difference here.
     pub fn ignore(&self, names: &[&str]) {
         for attribute in self.node.attribute.iter().filter(|a| names.contains(&a.name.as_str())) {

@@ -15,8 +15,18 @@ use crate::tensor::{self, TensorError};
 const LITERAL_ELEMENTS: usize = 16;
 
 /// Last parts of names that frameworks give to tensors which they store and never train.
-const BUFFER_NAMES: [&str; 8] =
-    ["running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos", "sin"];
+const BUFFER_NAMES: [&str; 10] = [
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+    "inv_freq",
+    "cos_cached",
+    "sin_cached",
+    "cos_cache",
+    "sin_cache",
+    "cos",
+    "sin",
+];
 
 /// Marks in the names that exporters give to literals of the program: torch's two exporters and its tracer.
 const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "scalar_tensor_default"];

@@ -182,6 +182,20 @@ pub fn i64s(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_i64(DType::I64, shape, values)
 }
 
+pub fn i32s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::I32, shape, values)
+}
+
+pub fn u8s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::U8, shape, values)
+}
+
+/// Different quarters between -1.25 and 1.25, in an order that `seed` changes.
+pub fn quarters(shape: &[usize], seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    f32s(shape, &(0..count).map(|i| ((i * 7 + i / 5 + seed * 3) % 11) as f32 / 4.0 - 1.25).collect::<Vec<_>>())
+}
+
 pub fn bools(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_i64(DType::Bool, shape, values)
 }

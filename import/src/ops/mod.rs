@@ -6,6 +6,7 @@
 
 mod activation;
 mod bits;
+mod attention;
 mod constants;
 mod contraction;
 mod data_dependent;
@@ -17,6 +18,10 @@ mod linear_algebra;
 mod loss;
 mod math;
 mod ml;
+mod linear_attention;
+mod matmul_nbits;
+mod microsoft;
+mod microsoft_attention;
 mod movement;
 mod narrow;
 mod normalization;
@@ -30,6 +35,7 @@ mod recurrent;
 mod reduction;
 mod scan;
 mod scatter;
+mod rotary;
 mod shape;
 mod sort;
 mod standardization;
@@ -95,6 +101,7 @@ const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'s
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
     bits::ROWS,
+    attention::ROWS,
     constants::ROWS,
     contraction::ROWS,
     data_dependent::ROWS,
@@ -106,6 +113,10 @@ static FAMILIES: &[&[Row]] = &[
     loss::ROWS,
     math::ROWS,
     ml::ROWS,
+    linear_attention::ROWS,
+    matmul_nbits::ROWS,
+    microsoft::ROWS,
+    microsoft_attention::ROWS,
     movement::ROWS,
     normalization::ROWS,
     one_hot::ROWS,
@@ -118,6 +129,7 @@ static FAMILIES: &[&[Row]] = &[
     reduction::ROWS,
     scan::ROWS,
     scatter::ROWS,
+    rotary::ROWS,
     shape::ROWS,
     sort::ROWS,
     standardization::ROWS,

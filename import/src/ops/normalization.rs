@@ -1,8 +1,10 @@
 //! Normalisation.
 
-use meganeura_ir::{BinaryOp, Composite, NodeId, Op, Real, ReduceOp, Shape, Tensor, UnaryOp, WindowDims};
+use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, NodeId, Op, Real, ReduceOp, Shape, Tensor, TensorType, UnaryOp, WindowDims};
 
-use super::{Row, Rule, row};
+use super::attention::both;
+use super::movement::slice_axis;
+use super::{Row, Rule, microsoft, row};
 use crate::context::{self, Context};
 use crate::error::OpError;
 
@@ -14,10 +16,19 @@ pub(super) const ROWS: &[Row] = &[
     row("LayerNormalization",    2..=3, &[],     Rule::Many(layer)),
     row("LRN",                   1..=1, &[],     Rule::One(local_response)),
     row("RMSNormalization",      2..=2, &[],     Rule::One(rms)),
+    row("SimplifiedLayerNormalization", 2..=2, &[], Rule::Many(simplified)),
+    microsoft("EmbedLayerNormalization", 7..=9, &[], Rule::Many(embed_layer)),
+    microsoft("SkipLayerNormalization", 3..=5, &[], Rule::Many(skip_layer)),
+    microsoft("SkipSimplifiedLayerNormalization", 3..=4, &[], Rule::Many(skip_simplified)),
 ];
 
 fn epsilon(c: &Context) -> Result<f64, OpError> {
     c.float_or("epsilon", f64::from(1e-5f32))
+}
+
+/// The default of onnxruntime's own operators.
+fn fused_epsilon(c: &Context) -> Result<f64, OpError> {
+    c.float_or("epsilon", f64::from(1e-12f32))
 }
 
 fn normalize(c: &mut Context, x: NodeId, axes: Vec<usize>, epsilon: f64) -> Result<NodeId, OpError> {
@@ -123,40 +134,64 @@ pub(super) fn group(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     c.ignore(&["stash_type"]);
     let (axis, epsilon) = (c.int_or("axis", -1)?, epsilon(c)?);
-    let (x, scale) = (c.input(0)?, c.input(1)?);
+    let (x, scale, bias) = (c.input(0)?, c.input(1)?, c.optional(2));
+    let axis = context::axis(axis, c.rank(x))?;
+    let y = layer_of(c, x, axis, scale, bias, epsilon)?;
+    let [mean, inverse] = statistics(c, x, axis, epsilon, true)?;
+    Ok(vec![y, mean, inverse])
+}
+
+/// `(x - mean) / sqrt(variance + epsilon) * scale + bias` over all axes from `axis` on.
+fn layer_of(
+    c: &mut Context,
+    x: NodeId,
+    axis: usize,
+    scale: NodeId,
+    bias: Option<NodeId>,
+    epsilon: f64,
+) -> Result<NodeId, OpError> {
     let shape = c.shape(x);
-    let axis = context::axis(axis, shape.rank())?;
-    let axes: Vec<usize> = (axis..shape.rank()).collect();
-    let y = normalize(c, x, axes.clone(), epsilon)?;
+    let mut y = normalize(c, x, (axis..shape.rank()).collect(), epsilon)?;
     let scale = c.broadcast_into(scale, &shape)?;
-    let mut y = c.mul(y, scale)?;
-    if let Some(bias) = c.optional(2) {
+    y = c.mul(y, scale)?;
+    if let Some(bias) = bias {
         let bias = c.broadcast_into(bias, &shape)?;
         y = c.add(y, bias)?;
     }
-    let mut results = vec![y];
-    if c.has_output(1) || c.has_output(2) {
-        let kept: Shape = shape.iter().enumerate().map(|(a, &d)| if a < axis { d } else { 1 }).collect();
-        let mean = c.mean(x, &axes)?;
-        results.push(c.reshape(mean, kept.clone())?);
-        let repeated = c.mean_keep(x, &axes)?;
-        let centred = c.sub(x, repeated)?;
-        let square = c.mul(centred, centred)?;
-        let variance = c.mean(square, &axes)?;
-        let variance = c.shift(variance, epsilon)?;
-        let inverse = c.unary(UnaryOp::Rsqrt, variance)?;
-        results.push(c.reshape(inverse, kept)?);
-    }
-    Ok(results)
+    Ok(y)
 }
 
-/// `x / sqrt(mean(x^2) + epsilon) * scale` over all axes from `axis` on.
+/// The mean, and the inverse of the root of the mean square of what is left of `x` (`centred`), or of `x`, over all axes from
+/// `axis` on, which keep size 1.
+fn statistics(c: &mut Context, x: NodeId, axis: usize, epsilon: f64, centred: bool) -> Result<[NodeId; 2], OpError> {
+    let shape = c.shape(x);
+    let axes: Vec<usize> = (axis..shape.rank()).collect();
+    let kept: Shape = shape.iter().enumerate().map(|(a, &d)| if a < axis { d } else { 1 }).collect();
+    let mean = c.mean(x, &axes)?;
+    let mut rest = x;
+    if centred {
+        let repeated = c.mean_keep(x, &axes)?;
+        rest = c.sub(x, repeated)?;
+    }
+    let square = c.mul(rest, rest)?;
+    let variance = c.mean(square, &axes)?;
+    let variance = c.shift(variance, epsilon)?;
+    let inverse = c.unary(UnaryOp::Rsqrt, variance)?;
+    Ok([c.reshape(mean, kept.clone())?, c.reshape(inverse, kept)?])
+}
+
 pub(super) fn rms(c: &mut Context) -> Result<NodeId, OpError> {
     c.ignore(&["stash_type"]);
     let (axis, epsilon) = (c.int_or("axis", -1)?, epsilon(c)?);
     let (x, scale) = (c.input(0)?, c.input(1)?);
+    let axis = context::axis(axis, c.rank(x))?;
+    rms_of(c, x, axis, scale, epsilon)
+}
+
+/// `x / sqrt(mean(x^2) + epsilon) * scale` over all axes from `axis` on.
+pub(super) fn rms_of(c: &mut Context, x: NodeId, axis: usize, scale: NodeId, epsilon: f64) -> Result<NodeId, OpError> {
     let shape = c.shape(x);
-    let axes = (context::axis(axis, shape.rank())?..shape.rank()).collect();
+    let axes = (axis..shape.rank()).collect();
     let y = c.push(Op::Composite(Composite::RmsNormalize { axes, epsilon: Real(epsilon) }), &[x])?;
     let scale = c.broadcast_into(scale, &shape)?;
     Ok(c.mul(y, scale)?)
@@ -189,4 +224,89 @@ pub(super) fn local_response(c: &mut Context) -> Result<NodeId, OpError> {
     let beta = c.constant_like(base, beta)?;
     let divisor = c.binary(BinaryOp::Pow, base, beta)?;
     Ok(c.div(x, divisor)?)
+}
+
+/// RMS normalisation before the standard had it. Further result: the inverse root of the mean square.
+pub(super) fn simplified(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
+    let y = rms(c)?;
+    let (x, epsilon) = (c.input(0)?, epsilon(c)?);
+    let axis = context::axis(c.int_or("axis", -1)?, c.rank(x))?;
+    let [_, inverse] = statistics(c, x, axis, epsilon, false)?;
+    Ok(vec![y, inverse])
+}
+
+/// `x + skip + bias`, where `skip` may lack the batch, and its last axis.
+fn residual(c: &mut Context, bias: usize) -> Result<(NodeId, usize), OpError> {
+    let (x, skip) = (c.input(0)?, c.input(1)?);
+    let shape = c.shape(x);
+    let axis = context::axis(-1, shape.rank())?;
+    let skip = c.broadcast_into(skip, &shape)?;
+    let mut sum = c.add(x, skip)?;
+    if let Some(bias) = c.optional(bias) {
+        let bias = c.broadcast_along(bias, &shape, axis)?;
+        sum = c.add(sum, bias)?;
+    }
+    Ok((sum, axis))
+}
+
+/// Layer normalisation of a sum. Further results: mean, inverse standard deviation, the sum.
+pub(super) fn skip_layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
+    let epsilon = fused_epsilon(c)?;
+    let (sum, axis) = residual(c, 4)?;
+    let (scale, bias) = (c.input(2)?, c.optional(3));
+    let y = layer_of(c, sum, axis, scale, bias, epsilon)?;
+    let [mean, inverse] = statistics(c, sum, axis, epsilon, true)?;
+    Ok(vec![y, mean, inverse, sum])
+}
+
+/// RMS normalisation of a sum. Further results: mean, inverse root of the mean square, the sum.
+pub(super) fn skip_simplified(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
+    let epsilon = fused_epsilon(c)?;
+    let (sum, axis) = residual(c, 3)?;
+    let scale = c.input(2)?;
+    let y = rms_of(c, sum, axis, scale, epsilon)?;
+    let [mean, inverse] = statistics(c, sum, axis, epsilon, false)?;
+    Ok(vec![y, mean, inverse, sum])
+}
+
+/// BERT's first layer: normalises the sum of the embeddings of words, positions and segments. Further results: the number of
+/// words that the mask lets through, and the sum.
+pub(super) fn embed_layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
+    c.ignore(&["mask_index_type"]);
+    let epsilon = fused_epsilon(c)?;
+    let (words, table, places) = (c.input(0)?, c.input(2)?, c.input(3)?);
+    let ids = c.shape(words);
+    let [batch, sequence] = *ids else { return Err(c.operand_error(0, "batch and sequence are needed")) };
+    for index in [2, 3] {
+        let table = c.input(index)?;
+        if c.rank(table) != 2 {
+            return Err(c.operand_error(index, "an embedding is a matrix"));
+        }
+    }
+    let mut sum = c.push(Op::Gather { axis: 0 }, &[table, words])?;
+    let shape = c.shape(sum);
+    let places = match c.optional(8) {
+        Some(positions) => c.push(Op::Gather { axis: 0 }, &[places, positions])?,
+        None if c.shape(places)[0] < sequence => return Err(c.operand_error(3, "it has fewer positions than words")),
+        None => slice_axis(c, places, 0, 0, sequence)?,
+    };
+    let places = c.broadcast_into(places, &shape)?;
+    sum = c.add(sum, places)?;
+    if let Some((segments, table)) = both(c, 1, 4)? {
+        let segments = c.push(Op::Gather { axis: 0 }, &[table, segments])?;
+        let segments = c.broadcast_into(segments, &shape)?;
+        sum = c.add(sum, segments)?;
+    }
+    let (scale, bias) = (c.input(5)?, c.optional(6));
+    let y = layer_of(c, sum, 2, scale, bias, epsilon)?;
+    let count = match c.optional(7) {
+        Some(mask) => {
+            let ones = c.constant_like(mask, 1.0)?;
+            let ones = c.compare(CompareOp::Eq, mask, ones)?;
+            let ones = c.cast(ones, DType::I32)?;
+            c.reduce(ReduceOp::Sum, ones, &[1])?
+        }
+        None => c.splat(&TensorType::new(DType::I32, [batch]), 0.0)?,
+    };
+    Ok(vec![y, count, sum])
 }

@@ -1,11 +1,14 @@
 //! One table of cases per family: an operator with attributes at some opset, operands, and the numbers that the standard
 //! prescribes.
 
+mod attention;
 mod contraction;
 mod data;
 mod einsum;
 mod loss;
 mod math;
+mod microsoft;
+mod microsoft_attention;
 mod ml;
 mod quantization;
 mod recurrent;
@@ -61,6 +64,7 @@ impl Case {
     fn builder(&self) -> ModelBuilder {
         match self.node.0.domain.as_str() {
             "" => ModelBuilder::new(self.opset),
+            "com.microsoft" => ModelBuilder::new(self.opset).import("com.microsoft", 1),
             domain => ModelBuilder::new(NEWEST).import(domain, self.opset),
         }
     }
@@ -116,6 +120,9 @@ const NEWEST: i64 = 23;
 
 fn cases() -> Vec<Case> {
     [
+        attention::cases(),
+        microsoft::cases(),
+        microsoft_attention::cases(),
         math::cases(),
         data::cases(),
         reduction::cases(),
@@ -164,9 +171,11 @@ fn every_operator_gives_the_numbers_of_the_standard() {
 
 #[test]
 fn every_operator_of_the_table_has_a_case() {
-    let refused = REFUSED.iter().map(|(op, _)| (*op).to_owned());
-    let tested: BTreeSet<String> = cases().into_iter().map(|c| c.node.0.op_type).chain(refused).collect();
-    let missing: Vec<&str> = super::table().map(|(_, op)| op).filter(|op| !tested.contains(*op)).collect();
+    let own = |(domain, op): (&str, &str)| (domain.to_owned(), op.to_owned());
+    let refused = REFUSED.iter().map(|(op, _)| own(("", op)));
+    let tested = cases().into_iter().map(|c| (c.node.0.domain, c.node.0.op_type));
+    let tested: BTreeSet<(String, String)> = tested.chain(refused).collect();
+    let missing: Vec<(&str, &str)> = super::table().filter(|&row| !tested.contains(&own(row))).collect();
     assert!(missing.is_empty(), "operators without a test: {missing:?}");
 }
 
