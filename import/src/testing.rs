@@ -135,12 +135,6 @@ impl ModelBuilder {
         self
     }
 
-    /// The operators of another domain.
-    pub fn import(mut self, domain: &str, version: i64) -> Self {
-        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
-        self
-    }
-
     pub fn input(self, name: &str, dtype: DType, dims: &str) -> Self {
         self.graph(|g| g.input.push(value_info(name, dtype, dims)))
     }

@@ -1,6 +1,8 @@
 //! Normalisation.
 
-use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, NodeId, Op, Real, ReduceOp, Shape, Tensor, TensorType, UnaryOp, WindowDims};
+use meganeura_ir::{
+    BinaryOp, CompareOp, Composite, DType, NodeId, Op, Real, ReduceOp, Shape, Tensor, TensorType, UnaryOp, WindowDims,
+};
 
 use super::attention::both;
 use super::movement::slice_axis;
