@@ -1,6 +1,6 @@
 //! Nodes that hold graphs: their bodies become nodes of the graph around them, as often as they run.
 
-use meganeura_ir::{NodeId, TensorType};
+use meganeura_ir::{DType, NodeId, TensorType};
 
 use crate::context::Context;
 use crate::error::OpError;
@@ -42,11 +42,11 @@ impl<'m> Control<'_, 'm> {
         inputs.map(|(index, value)| value.clone().ok_or(OpError::MissingInput(index))).collect()
     }
 
-    /// The integer (a boolean is 0 or 1) that decides what runs.
-    pub fn decided(&mut self, value: &Value, what: &'static str) -> Result<i64, OpError> {
+    /// The one element of a value that decides what runs; a boolean is 0 or 1.
+    pub fn decided(&mut self, value: &Value, dtype: DType, what: &'static str) -> Result<i64, OpError> {
         let node = value.tensor().ok_or_else(|| OpError::unsupported(format!("{} as {what}", value.kind())))?;
         let found = self.builder.folder.graph.ty(node).clone();
-        if found.shape.numel() != 1 || found.dtype.is_float() {
+        if found.shape.numel() != 1 || found.dtype != dtype {
             return Err(OpError::unsupported(format!("{found} as {what}")));
         }
         let known = self.builder.folder.known(node).ok_or(OpError::Undecided { what, value: node })?;

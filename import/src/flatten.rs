@@ -27,11 +27,7 @@ pub(crate) struct Flattened {
 }
 
 /// Expands calls of `functions` and makes names unique. `opsets` are those of the model.
-pub(crate) fn flatten(
-    mut graph: GraphProto,
-    functions: &[FunctionProto],
-    opsets: &Opsets,
-) -> Result<Flattened, ImportError> {
+pub(crate) fn flatten(mut graph: GraphProto, functions: &[FunctionProto], opsets: &Opsets) -> Result<Flattened, ImportError> {
     let mut flattener = Flattener {
         functions: HashMap::with_capacity(functions.len()),
         names: defined(&graph).map(|name| (name.to_owned(), 0)).collect(),

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
-use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
+use crate::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto,
+};
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 

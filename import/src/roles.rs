@@ -7,7 +7,7 @@ use meganeura_ir::{DType, ParameterRole};
 
 use crate::error::{ImportError, Warning};
 use crate::model::{ModelInput, ModelOutput, ModelParameter, canonical_domain};
-use crate::ops;
+use crate::ops::{self, Rule};
 use crate::tensor::{self, TensorError};
 use crate::wire::Locator;
 
@@ -73,8 +73,11 @@ pub(crate) fn classify(
         let name = function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned();
         parameters.push((ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason }, ordinal));
     }
-    if let Some(sparse) =
-        graph.graphs().into_iter().flat_map(|g| &g.sparse_initializer).find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
+    if let Some(sparse) = graph
+        .graphs()
+        .into_iter()
+        .flat_map(|g| &g.sparse_initializer)
+        .find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
     {
         let source = TensorError::DType("sparse".to_owned());
         return Err(ImportError::Tensor { name: sparse.name.clone(), source });
@@ -105,7 +108,7 @@ fn is_buffer(name: &str) -> bool {
 enum Position {
     /// As data.
     Data,
-    /// Where the standard once had an attribute: bounds, pad values, scales.
+    /// Where the standard once had an attribute: bounds, pad values, scales. Also where no gradient comes from.
     Static,
 }
 
@@ -123,9 +126,12 @@ impl<'a> Uses<'a> {
             uses.by_name.entry(output).or_default().push(Position::Data);
         }
         for node in graph.nodes().into_iter().rev() {
-            let statics = ops::find(canonical_domain(&node.domain), &node.op_type).map_or(&[][..], |row| row.statics);
+            let row = ops::find(canonical_domain(&node.domain), &node.op_type);
+            let statics = row.map_or(&[][..], |row| row.statics);
+            // No gradient passes a comparison.
+            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_)));
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-                let position = if statics.contains(&i) { Position::Static } else { Position::Data };
+                let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
             }
             if node.op_type == "BatchNormalization" {

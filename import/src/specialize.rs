@@ -305,11 +305,7 @@ impl<'m> Builder<'m> {
 
     fn name(&self, node: &NodeProto) -> NodeName {
         let domain = canonical_domain(&node.domain);
-        NodeName {
-            name: node_label(node),
-            op: qualified(domain, &node.op_type),
-            opset: node.opset.unwrap_or_default(),
-        }
+        NodeName { name: node_label(node), op: qualified(domain, &node.op_type), opset: node.opset.unwrap_or_default() }
     }
 
     /// An error at `node`. Where a value should be known and is not, the inputs that it depends on are to blame.
@@ -357,7 +353,8 @@ impl<'m> Builder<'m> {
             }
         }
         inputs.reverse();
-        let named: HashMap<NodeId, &str> = self.values.iter().filter_map(|(name, value)| Some((value.tensor()?, *name))).collect();
+        let named: HashMap<NodeId, &str> =
+            self.values.iter().filter_map(|(name, value)| Some((value.tensor()?, *name))).collect();
         let way = std::iter::successors(first, |id| next[id.index()]);
         (inputs, way.filter_map(|id| named.get(&id)).map(|name| (*name).to_owned()).collect())
     }
@@ -414,7 +411,7 @@ impl<'m> Builder<'m> {
     }
 
     /// Warns of attributes that a rule did not read, and passes its notes on.
-    pub fn report(&mut self, node: &NodeProto, ignored: Vec<String>, notes: Vec<&'static str>) {
+    fn report(&mut self, node: &NodeProto, ignored: Vec<String>, notes: Vec<&'static str>) {
         if !ignored.is_empty() || !notes.is_empty() {
             let (label, op) = (node_label(node), node.op_type.clone());
             let attribute = |attribute| Warning::IgnoredAttribute { node: label.clone(), op: op.clone(), attribute };

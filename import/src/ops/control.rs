@@ -20,7 +20,7 @@ pub(super) const ROWS: &[Row] = &[
 
 fn conditional(c: &mut Control) -> Result<Vec<Value>, OpError> {
     let condition = c.inputs[0].clone().ok_or(OpError::MissingInput(0))?;
-    let condition = c.decided(&condition, "the condition")?;
+    let condition = c.decided(&condition, DType::Bool, "the condition")?;
     let branch = c.body(if condition != 0 { "then_branch" } else { "else_branch" })?;
     let unsupported = unsupported_ops(branch, Branches::Skip);
     if !unsupported.is_empty() {
@@ -39,9 +39,9 @@ type Collected = Vec<Vec<NodeId>>;
 fn repeat<'m>(c: &mut Control<'_, 'm>) -> Result<Vec<Value>, OpError> {
     let body = c.body("body")?;
     let (trips, condition) = (c.inputs[0].clone(), c.inputs.get(1).cloned().flatten());
-    let trips = trips.map(|trips| c.decided(&trips, "the trip count")).transpose()?;
+    let trips = trips.map(|trips| c.decided(&trips, DType::I64, "the trip count")).transpose()?;
     let mut goes_on = match &condition {
-        Some(condition) => c.decided(condition, "the condition")? != 0,
+        Some(condition) => c.decided(condition, DType::Bool, "the condition")? != 0,
         None => true,
     };
     if trips.is_none() && condition.is_none() {
@@ -64,7 +64,7 @@ fn repeat<'m>(c: &mut Control<'_, 'm>) -> Result<Vec<Value>, OpError> {
         }
         carried = results.split_off(1);
         goes_on = match results.first() {
-            Some(result) => c.decided(result, "the condition of the loop")? != 0,
+            Some(result) => c.decided(result, DType::Bool, "the condition of the loop")? != 0,
             None => true,
         };
         iteration += 1;
@@ -201,7 +201,8 @@ fn scan_once<'m>(
 ) -> Result<Vec<NodeId>, OpError> {
     expect(body.input.len(), "inputs", state.len() + scanned.len())?;
     let context = c.context();
-    let axes = scanned.iter().zip(from).map(|(&x, cut)| context::axis(cut.axis, context.rank(x))).collect::<Result<Vec<_>, _>>()?;
+    let axes =
+        scanned.iter().zip(from).map(|(&x, cut)| context::axis(cut.axis, context.rank(x))).collect::<Result<Vec<_>, _>>()?;
     let lengths: Vec<usize> = scanned.iter().zip(&axes).map(|(&x, &axis)| context.shape(x)[axis]).collect();
     let length = lengths.first().copied().unwrap_or(0);
     if lengths.iter().any(|&l| l != length) {

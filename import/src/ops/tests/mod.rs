@@ -2,9 +2,11 @@
 //! prescribes.
 
 mod contraction;
+mod control;
 mod data;
 mod math;
 mod reduction;
+mod sequence;
 
 use std::collections::BTreeSet;
 
@@ -23,7 +25,7 @@ pub(super) enum Arg {
 
 pub(super) struct Case {
     opset: i64,
-    node: NodeBuilder,
+    nodes: Vec<NodeBuilder>,
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 }
@@ -36,7 +38,16 @@ pub(super) fn case(
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 ) -> Case {
-    Case { opset, node: attributes(node(op, &[], &[])), args, expected }
+    let mut node = attributes(node(op, &[], &[]));
+    let named = |(i, arg): (usize, &Arg)| if matches!(arg, Absent) { String::new() } else { format!("x{i}") };
+    node.0.input = args.iter().enumerate().map(named).collect();
+    node.0.output = (0..expected.len()).map(|i| format!("y{i}")).collect();
+    Case { opset, nodes: vec![node], args, expected }
+}
+
+/// A case of several nodes, which read `x0`, `x1`, .. and compute `y0`, `y1`, ..
+pub(super) fn program(opset: i64, nodes: Vec<NodeBuilder>, args: Vec<Arg>, expected: Vec<Tensor>) -> Case {
+    Case { opset, nodes, args, expected }
 }
 
 pub(super) fn plain(op: &str, opset: i64, args: Vec<Arg>, expected: Tensor) -> Case {
@@ -47,9 +58,10 @@ pub(super) use Arg::{Absent, Input, Known};
 
 impl Case {
     /// What is wrong, if anything.
-    fn check(mut self) -> Vec<String> {
+    fn check(self) -> Vec<String> {
         let mut wrong = Vec::new();
-        let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
+        let ops: Vec<&str> = self.nodes.iter().map(|n| n.0.op_type.as_str()).collect();
+        let what = format!("{} of opset {}", ops.join(", "), self.opset);
         let mut builder = ModelBuilder::new(self.opset);
         let mut inputs = Vec::new();
         for (i, arg) in self.args.into_iter().enumerate() {
@@ -61,19 +73,13 @@ impl Case {
                     inputs.push(tensor);
                 }
                 Known(tensor) => builder = builder.initializer(&name, &tensor),
-                Absent => {
-                    self.node.0.input.push(String::new());
-                    continue;
-                }
+                Absent => {}
             }
-            self.node.0.input.push(name);
         }
         for i in 0..self.expected.len() {
-            let name = format!("y{i}");
-            self.node.0.output.push(name.clone());
-            builder = builder.output(&name);
+            builder = builder.output(&format!("y{i}"));
         }
-        let results = run(&builder.node(self.node), &inputs);
+        let results = run(&self.nodes.into_iter().fold(builder, ModelBuilder::node), &inputs);
         for (i, ((ty, found), expected)) in results.into_iter().zip(&self.expected).enumerate() {
             if ty != *expected.ty() {
                 wrong.push(format!("output {i} of {what} is {ty}, expected {}", expected.ty()));
@@ -93,7 +99,8 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    [math::cases(), data::cases(), reduction::cases(), contraction::cases()].into_iter().flatten().collect()
+    let families = [math::cases(), data::cases(), reduction::cases(), contraction::cases(), control::cases(), sequence::cases()];
+    families.into_iter().flatten().collect()
 }
 
 #[test]
@@ -104,7 +111,7 @@ fn every_operator_gives_the_numbers_of_the_standard() {
 
 #[test]
 fn every_operator_of_the_table_has_a_case() {
-    let tested: BTreeSet<String> = cases().into_iter().map(|c| c.node.0.op_type).collect();
+    let tested: BTreeSet<String> = cases().into_iter().flat_map(|c| c.nodes).map(|n| n.0.op_type).collect();
     let missing: Vec<&str> = super::table().map(|(_, op)| op).filter(|op| !tested.contains(*op)).collect();
     assert!(missing.is_empty(), "operators without a test: {missing:?}");
 }
