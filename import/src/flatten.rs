@@ -16,7 +16,7 @@ use crate::wire::Locator;
 /// Bodies in bodies and calls in calls.
 const MAX_NESTING: usize = 32;
 /// Bytes that the copies of functions take, by their size in the file and a constant for each node.
-const MAX_EXPANSION: usize = 1 << 28;
+const MAX_EXPANSION: usize = 1 << 26;
 /// What a node takes beyond its size in the file.
 const NODE_BYTES: usize = 256;
 
