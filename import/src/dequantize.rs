@@ -9,12 +9,13 @@ use meganeura_ir::{DType, NodeId, Shape, Tensor, TensorType};
 use crate::context::Context;
 use crate::error::{ImportError, NodeName, OpError, qualified};
 use crate::fold::Folder;
-use crate::model::{Opsets, canonical_domain, node_label};
+use crate::model::{canonical_domain, node_label};
 use crate::narrow::{self, narrow};
 use crate::ops;
 use crate::proto::tensor_proto::DataType;
 use crate::proto::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::tensor::{Storage, TensorError, arithmetic};
+use crate::value::Value;
 
 /// Operators through which a scale or a zero point may come from the file.
 const VIEWS: [&str; 5] = ["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
@@ -217,7 +218,6 @@ impl Dequantized {
     pub fn value(
         &self,
         storage: &Storage,
-        opsets: &Opsets,
         shape: &Shape,
         read: impl Fn(&TensorProto) -> Result<Tensor, TensorError>,
     ) -> Result<Tensor, ImportError> {
@@ -232,8 +232,8 @@ impl Dequantized {
         let types = narrow::declared(graph);
         for node in &graph.node {
             let domain = canonical_domain(&node.domain);
-            let opset = opsets.get(domain).unwrap_or_default();
-            let result = lower(&mut folder, storage, node, opset, &values, &types).map_err(|source| {
+            let opset = node.opset.unwrap_or_default();
+            let result = lower(&mut folder, storage, node, &values, &types).map_err(|source| {
                 let name = NodeName { name: node_label(node), op: qualified(domain, &node.op_type), opset };
                 ImportError::Node { node: Box::new(name), source: Box::new(source) }
             })?;
@@ -258,15 +258,14 @@ fn lower(
     folder: &mut Folder,
     storage: &Storage,
     node: &NodeProto,
-    opset: i64,
     values: &HashMap<&str, NodeId>,
     types: &HashMap<&str, narrow::Narrow>,
 ) -> Result<NodeId, OpError> {
     let row = ops::find(canonical_domain(&node.domain), &node.op_type).ok_or_else(|| OpError::unsupported("the operator"))?;
-    let inputs = node.input.iter().map(|name| values.get(name.as_str()).copied()).collect();
+    let inputs = node.input.iter().map(|name| values.get(name.as_str()).copied().map(Value::Tensor)).collect();
     let narrow = node.input.iter().map(|name| types.get(name.as_str()).copied()).collect();
     let wanted = vec![true; node.output.len()];
-    let mut context = Context::new(folder, storage, node, opset, inputs, wanted, narrow);
+    let mut context = Context::new(folder, storage, node, node.opset.unwrap_or_default(), inputs, wanted, narrow);
     let results = ops::lower(row, &mut context)?;
-    results.first().copied().ok_or_else(|| OpError::unsupported("a node without results"))
+    results.first().and_then(Value::tensor).ok_or_else(|| OpError::unsupported("a node without results"))
 }

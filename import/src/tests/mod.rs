@@ -1,7 +1,10 @@
 mod artifact;
+mod control;
 mod corpus;
 mod dequantize;
 mod external;
+mod functions;
+mod sequence;
 mod specialize;
 mod structure;
 mod wire;

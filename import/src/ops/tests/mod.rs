@@ -3,6 +3,7 @@
 
 mod attention;
 mod contraction;
+mod control;
 mod data;
 mod einsum;
 mod loss;
@@ -16,6 +17,7 @@ mod reduction;
 mod scan;
 mod scatter;
 mod selection;
+mod sequence;
 mod signal;
 mod spatial;
 
@@ -37,7 +39,7 @@ pub(super) enum Arg {
 
 pub(super) struct Case {
     opset: i64,
-    node: NodeBuilder,
+    nodes: Vec<NodeBuilder>,
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 }
@@ -50,7 +52,16 @@ pub(super) fn case(
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 ) -> Case {
-    Case { opset, node: attributes(node(op, &[], &[])), args, expected }
+    let mut node = attributes(node(op, &[], &[]));
+    let named = |(i, arg): (usize, &Arg)| if matches!(arg, Absent) { String::new() } else { format!("x{i}") };
+    node.0.input = args.iter().enumerate().map(named).collect();
+    node.0.output = (0..expected.len()).map(|i| format!("y{i}")).collect();
+    Case { opset, nodes: vec![node], args, expected }
+}
+
+/// A case of several nodes, which read `x0`, `x1`, .. and compute `y0`, `y1`, ..
+pub(super) fn program(opset: i64, nodes: Vec<NodeBuilder>, args: Vec<Arg>, expected: Vec<Tensor>) -> Case {
+    Case { opset, nodes, args, expected }
 }
 
 pub(super) fn plain(op: &str, opset: i64, args: Vec<Arg>, expected: Tensor) -> Case {
@@ -62,7 +73,7 @@ pub(super) use Arg::{Absent, Input, Known};
 impl Case {
     /// A model that imports the operator's set.
     fn builder(&self) -> ModelBuilder {
-        match self.node.0.domain.as_str() {
+        match self.nodes.first().map_or("", |n| n.0.domain.as_str()) {
             "" => ModelBuilder::new(self.opset),
             "com.microsoft" => ModelBuilder::new(self.opset).import("com.microsoft", 1),
             domain => ModelBuilder::new(NEWEST).import(domain, self.opset),
@@ -70,9 +81,10 @@ impl Case {
     }
 
     /// What is wrong, if anything.
-    fn check(mut self) -> Vec<String> {
+    fn check(self) -> Vec<String> {
         let mut wrong = Vec::new();
-        let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
+        let ops: Vec<&str> = self.nodes.iter().map(|n| n.0.op_type.as_str()).collect();
+        let what = format!("{} of opset {}", ops.join(", "), self.opset);
         let mut builder = self.builder();
         let mut inputs = Vec::new();
         for (i, arg) in self.args.into_iter().enumerate() {
@@ -84,19 +96,13 @@ impl Case {
                     inputs.push(tensor);
                 }
                 Known(tensor) => builder = builder.initializer(&name, &tensor),
-                Absent => {
-                    self.node.0.input.push(String::new());
-                    continue;
-                }
+                Absent => {}
             }
-            self.node.0.input.push(name);
         }
         for i in 0..self.expected.len() {
-            let name = format!("y{i}");
-            self.node.0.output.push(name.clone());
-            builder = builder.output(&name);
+            builder = builder.output(&format!("y{i}"));
         }
-        let results = run(&builder.node(self.node), &inputs);
+        let results = run(&self.nodes.into_iter().fold(builder, ModelBuilder::node), &inputs);
         for (i, ((ty, found), expected)) in results.into_iter().zip(&self.expected).enumerate() {
             if ty != *expected.ty() {
                 wrong.push(format!("output {i} of {what} is {ty}, expected {}", expected.ty()));
@@ -127,6 +133,8 @@ fn cases() -> Vec<Case> {
         data::cases(),
         reduction::cases(),
         contraction::cases(),
+        control::cases(),
+        sequence::cases(),
         einsum::cases(),
         loss::cases(),
         ml::cases(),
@@ -173,7 +181,7 @@ fn every_operator_gives_the_numbers_of_the_standard() {
 fn every_operator_of_the_table_has_a_case() {
     let own = |(domain, op): (&str, &str)| (domain.to_owned(), op.to_owned());
     let refused = REFUSED.iter().map(|(op, _)| own(("", op)));
-    let tested = cases().into_iter().map(|c| (c.node.0.domain, c.node.0.op_type));
+    let tested = cases().into_iter().flat_map(|c| c.nodes).map(|n| (n.0.domain, n.0.op_type));
     let tested: BTreeSet<(String, String)> = tested.chain(refused).collect();
     let missing: Vec<(&str, &str)> = super::table().filter(|&row| !tested.contains(&own(row))).collect();
     assert!(missing.is_empty(), "operators without a test: {missing:?}");
