@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{ArtifactError, ImportError};
 use crate::model::{Model, ModelParameter};
 use crate::specialize::Bindings;
-use crate::tensor::{TensorError, from_raw};
+use crate::tensor::{TensorError, from_raw, release};
 use crate::write::{ParameterData, WeightSource, rewritten, stored_type, write_weight};
 
 /// Version of the metadata below.
@@ -99,14 +99,21 @@ impl Artifact {
     }
 
     /// The stored value of a parameter.
-    pub fn read(&self, name: &str, parameter: &ModelParameter) -> Result<Tensor, TensorError> {
-        let (ty, range) = self.weights.get(name).ok_or(TensorError::NotInArtifact)?;
+    pub fn read(&self, parameter: &ModelParameter) -> Result<Tensor, TensorError> {
+        let bytes = self.bytes(parameter)?;
+        let tensor = from_raw(stored_type(parameter), bytes);
+        release(&self.map, bytes);
+        tensor
+    }
+
+    /// The elements of a parameter as they lie in the file.
+    pub fn bytes(&self, parameter: &ModelParameter) -> Result<&[u8], TensorError> {
+        let (ty, range) = self.weights.get(&parameter.name).ok_or(TensorError::NotInArtifact)?;
         let expected = stored_type(parameter);
-        let bytes = self.map.get(range.clone()).ok_or(TensorError::OutOfFile)?;
         if *ty != expected {
             return Err(TensorError::Type { found: ty.clone(), expected });
         }
-        from_raw(expected, bytes)
+        self.map.get(range.clone()).ok_or(TensorError::OutOfFile)
     }
 }
 

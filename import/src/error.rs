@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use meganeura_ir::{DType, GraphError, TensorType};
 
+pub use crate::check::AttributeError;
+use crate::limits::LimitError;
 use crate::tensor::TensorError;
 use crate::wire::WireError;
 
@@ -16,6 +18,8 @@ pub enum ImportError {
     Io { path: PathBuf, source: io::Error },
     #[error("the file is empty")]
     Empty,
+    #[error("it is no regular file")]
+    NoFile,
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("the file is no ONNX model: {0}")]
@@ -30,6 +34,8 @@ pub enum ImportError {
     Opset(i64),
     #[error(transparent)]
     Structure(#[from] StructureError),
+    #[error("the file is refused: {0}")]
+    Limit(#[from] LimitError),
     #[error("the model has no output {name:?}; its outputs are {}", list(.known))]
     UnknownOutput { name: String, known: Vec<String> },
     #[error("{} not supported:{}", counted(.0.len(), "operator is", "operators are"), lines(.0))]
@@ -57,14 +63,36 @@ pub enum ImportError {
 pub enum StructureError {
     #[error("the value {name:?} is defined twice: the second time by {by}")]
     Duplicate { name: String, by: String },
+    #[error("the value {name:?} of an enclosing graph is defined again by {by}")]
+    Shadowed { name: String, by: String },
     #[error("{user} reads {name:?}, which only a later node defines: the nodes are not in topological order")]
     Order { name: String, user: String },
+    #[error("{user} reads {name:?}, which depends on that node itself: the graph has a cycle")]
+    Cycle { name: String, user: String },
     #[error("{user} reads {name:?}, which nothing defines")]
     Undefined { name: String, user: String },
     #[error("an initializer has no name")]
     UnnamedInitializer,
     #[error("a graph input has no name")]
     UnnamedInput,
+    #[error("a graph output has no name")]
+    UnnamedOutput,
+    #[error("a model-local function has no name")]
+    UnnamedFunction,
+    #[error("node {node} names no operator")]
+    NoOperator { node: String },
+    #[error("node {node}: {source}")]
+    Attribute { node: Box<NodeName>, source: AttributeError },
+    #[error("the model-local function {name:?} is defined twice")]
+    DuplicateFunction { name: String },
+    #[error("model-local functions call each other without end: {}", .path.join(" calls "))]
+    Recursion { path: Vec<String> },
+    #[error("the operator set {domain:?} is imported in version {first} and in version {second}")]
+    OpsetTwice { domain: String, first: i64, second: i64 },
+    #[error("the operator set {domain:?} is imported in version {version}: versions begin at 1")]
+    OpsetVersion { domain: String, version: i64 },
+    #[error("the model is refused: {0}")]
+    Limit(#[from] LimitError),
 }
 
 /// An operator that the import has no rule for.

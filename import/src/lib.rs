@@ -13,11 +13,15 @@ mod check;
 mod context;
 mod error;
 mod export;
+mod external;
 mod fold;
+mod limits;
 mod model;
 mod ops;
 mod proto;
 mod roles;
+mod schema;
+mod sparse;
 mod specialize;
 mod tensor;
 mod wire;
@@ -30,9 +34,11 @@ mod tests;
 
 pub use artifact::write_artifact;
 pub use error::{
-    ArtifactError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp, Warning,
+    ArtifactError, AttributeError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp,
+    Warning,
 };
 pub use export::write_onnx;
+pub use limits::{Limit, LimitError, LimitSettingError, Limits};
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
 pub use specialize::{Bindings, Specialized};
 pub use tensor::TensorError;

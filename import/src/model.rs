@@ -1,21 +1,28 @@
 //! [`Model`]: a checked ONNX model whose sizes may still be symbolic.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
-use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
+use crate::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto,
+};
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 
 use crate::artifact::{self, Artifact};
 use crate::check;
-use crate::error::{ImportError, UnsupportedOp, Warning, qualified};
+use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualified};
+use crate::limits::{Limit, Limits};
 use crate::ops;
 use crate::roles;
+use crate::schema;
+use crate::sparse;
 use crate::specialize::Bindings;
 use crate::tensor::{self, Bytes, Storage, TensorError};
 use crate::wire;
+use crate::write::stored_type;
 
 /// The newest opset and IR version whose operators this crate was written against.
 const NEWEST_OPSET: i64 = 27;
@@ -26,6 +33,7 @@ const NEWEST_IR_VERSION: i64 = 13;
 pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
+    pub limits: Limits,
 }
 
 /// A size of an input or output.
@@ -96,8 +104,21 @@ pub(crate) enum ParameterSource {
 pub(crate) struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    fn new(proto: &ModelProto) -> Self {
-        Opsets(proto.opset_import.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
+    /// # Errors
+    /// A version below 1, or two versions of one operator set.
+    pub fn new(imports: &[OperatorSetIdProto]) -> Result<Self, StructureError> {
+        let mut versions = BTreeMap::new();
+        for import in imports {
+            let (domain, version) = (canonical_domain(&import.domain).to_owned(), import.version);
+            if version < 1 {
+                return Err(StructureError::OpsetVersion { domain, version });
+            }
+            let first = *versions.entry(domain.clone()).or_insert(version);
+            if first != version {
+                return Err(StructureError::OpsetTwice { domain, first, second: version });
+            }
+        }
+        Ok(Opsets(versions))
     }
 
     pub fn get(&self, domain: &str) -> Option<i64> {
@@ -153,22 +174,29 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &ImportOptions) -> Result<Model, ImportError> {
         let path = path.as_ref();
         let io = |source| ImportError::Io { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(io)?.len() == 0 {
+        // Opening a pipe would wait for who writes it.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(ImportError::NoFile);
+        }
+        let file = File::open(path).map_err(io)?;
+        let map = tensor::map_file(&file).map_err(io)?;
+        if map.is_empty() {
             return Err(ImportError::Empty);
         }
-        let map = tensor::map_file(path).map_err(io)?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
         };
         if artifact::is_safetensors(&map) {
             let (artifact, structure) = Artifact::open(map)?;
-            let options = ImportOptions { outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()) };
+            let outputs = options.outputs.clone().or_else(|| artifact.outputs.clone());
+            let options = ImportOptions { outputs, limits: options.limits.clone() };
+            let storage = Storage::new(Bytes::Owned(structure), folder, &options.limits);
             let source = artifact.source.clone();
-            return Self::build(Storage::new(Bytes::Owned(structure), folder), Some(artifact), source, &options);
+            return Self::build(storage, Some(artifact), source, &options);
         }
         let source = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Self::build(Storage::new(Bytes::Mapped(map), folder), None, source, options)
+        Self::build(Storage::new(Bytes::Mapped(map), folder, &options.limits), None, source, options)
     }
 
     /// As [`Model::open_with`], for the bytes of an `.onnx` file without external data.
@@ -179,21 +207,29 @@ impl Model {
         if bytes.is_empty() {
             return Err(ImportError::Empty);
         }
-        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from(".")), None, None, options)
+        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from("."), &options.limits), None, None, options)
     }
 
     fn build(
-        storage: Storage,
+        mut storage: Storage,
         artifact: Option<Artifact>,
         source: Option<String>,
         options: &ImportOptions,
     ) -> Result<Model, ImportError> {
-        let skeleton = wire::skeleton(storage.main.as_slice())?;
+        schema::scan(storage.model(), &options.limits)?;
+        let mut skeleton = wire::skeleton(storage.model())?;
         let mut proto = ModelProto::decode(skeleton.as_slice())?;
-        let graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
-        let opsets = Opsets::new(&proto);
+        let mut graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
+        let opsets = Opsets::new(&proto.opset_import)?;
         let mut warnings = check_versions(&proto, &opsets)?;
-        check::structure(&graph)?;
+        check::infer_types(&mut graph.node);
+        check::structure(&graph, &proto.functions, &opsets, &options.limits)?;
+        if !graph.sparse_initializer.is_empty() {
+            sparse::densify(&mut graph, &mut storage, &options.limits)?;
+            proto.graph = Some(graph);
+            skeleton = proto.encode_to_vec();
+            graph = proto.graph.take().unwrap_or_default();
+        }
 
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
         let live = live_nodes(&graph, outputs.iter().map(|o| o.name.as_str()));
@@ -207,6 +243,7 @@ impl Model {
         }
 
         let classified = roles::classify(&graph, &live, &outputs)?;
+        check_data(&graph, &classified, &needed_names(&graph, &live, &outputs), &storage, artifact.as_ref())?;
         let inputs = model_inputs(&graph, &live, &outputs, options.outputs.is_some())?;
         warnings.extend(roles::warnings(&classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
@@ -292,7 +329,7 @@ impl Model {
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
         let read = match &self.artifact {
-            Some(artifact) => artifact.read(name, &self.parameters[index]),
+            Some(artifact) => artifact.read(&self.parameters[index]),
             None => self.parameter_proto(index).ok_or(TensorError::OutOfFile).and_then(|proto| self.storage.read(proto)),
         };
         read.map_err(|source| ImportError::Tensor { name: name.to_owned(), source })
@@ -408,6 +445,43 @@ fn unsupported_ops(graph: &GraphProto, live: &[usize], opsets: &Opsets) -> Vec<U
     found.into_values().collect()
 }
 
+/// Values that live nodes read, and outputs.
+fn needed_names<'a>(graph: &'a GraphProto, live: &[usize], outputs: &'a [ModelOutput]) -> HashSet<&'a str> {
+    let read = live.iter().flat_map(|&n| &graph.node[n].input).map(String::as_str);
+    outputs.iter().map(|o| o.name.as_str()).chain(read).collect()
+}
+
+/// Checks that the data of every stored tensor that the model needs is there and has the right size, without reading it.
+fn check_data(
+    graph: &GraphProto,
+    parameters: &[(ModelParameter, ParameterSource)],
+    needed: &HashSet<&str>,
+    storage: &Storage,
+    artifact: Option<&Artifact>,
+) -> Result<(), ImportError> {
+    let error = |name: &str, source| ImportError::Tensor { name: name.to_owned(), source };
+    let mut separate = HashSet::new();
+    let mut total = 0u64;
+    for (parameter, source) in parameters {
+        let checked = match (artifact, *source) {
+            (Some(artifact), _) => artifact.bytes(parameter).map(|_| ()),
+            (None, ParameterSource::Initializer(_)) => continue,
+            (None, ParameterSource::Constant { node, attribute }) => {
+                let proto = graph.node.get(node).and_then(|n| n.attribute.get(attribute)?.t.as_ref());
+                proto.ok_or(TensorError::OutOfFile).and_then(|proto| storage.check(proto)).map(|_| ())
+            }
+        };
+        checked.map_err(|e| error(&parameter.name, e))?;
+        total = total.saturating_add(stored_type(parameter).bytes() as u64);
+        separate.insert(parameter.name.as_str());
+    }
+    for proto in graph.initializer.iter().filter(|t| needed.contains(t.name.as_str()) && !separate.contains(t.name.as_str())) {
+        let ty = storage.check(proto).map_err(|e| error(&proto.name, e))?;
+        total = total.saturating_add(ty.bytes() as u64);
+    }
+    Ok(storage.limits().check(Limit::WeightBytes, total)?)
+}
+
 /// `only_needed`: inputs that nothing reads are left out.
 fn model_inputs(
     graph: &GraphProto,
@@ -416,8 +490,7 @@ fn model_inputs(
     only_needed: bool,
 ) -> Result<Vec<ModelInput>, ImportError> {
     let initializers: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-    let mut needed: HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
-    needed.extend(live.iter().flat_map(|&n| &graph.node[n].input).map(String::as_str));
+    let needed = needed_names(graph, live, outputs);
     let supplied = graph.input.iter().filter(|i| !initializers.contains(i.name.as_str()));
     supplied.filter(|i| !only_needed || needed.contains(i.name.as_str())).map(model_input).collect()
 }

@@ -8,7 +8,7 @@ use meganeura_ir::{DType, ParameterRole};
 use crate::error::{ImportError, Warning};
 use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
 use crate::ops;
-use crate::tensor::{self, TensorError};
+use crate::tensor;
 
 /// A float tensor in a Constant node of at most this many elements is a constant: exporters write literals of the program so.
 const LITERAL_ELEMENTS: usize = 16;
@@ -68,12 +68,6 @@ pub(crate) fn classify(
         };
         let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
         parameters.push((parameter, ParameterSource::Constant { node, attribute }));
-    }
-    if let Some(sparse) =
-        graph.sparse_initializer.iter().find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
-    {
-        let source = TensorError::DType("sparse".to_owned());
-        return Err(ImportError::Tensor { name: sparse.name.clone(), source });
     }
     Ok(parameters)
 }

@@ -68,7 +68,7 @@ fn edit(model: &Model, site: &Site, data: ParameterData) -> Result<Edit, ImportE
         return Ok(Edit::Replace(Some(Part::Literal(tensor.into_bytes()))));
     }
     let Some(range) = &site.raw_data else { return Ok(Edit::Keep) };
-    let bytes = Locator::from_bytes(&model.skeleton[range.clone()]).and_then(|l| l.slice(model.storage.main.as_slice()));
+    let bytes = Locator::from_bytes(&model.skeleton[range.clone()]).and_then(|l| model.storage.located(l));
     let bytes = bytes.ok_or_else(|| error(TensorError::OutOfFile))?;
     Ok(Edit::RawData(Part::Literal(bytes.to_vec())))
 }

@@ -25,8 +25,7 @@ fn save(folder: &Path, proto: TensorProto) -> std::path::PathBuf {
 }
 
 fn weight(folder: &Path, entries: &[(&str, &str)]) -> Result<meganeura_ir::Tensor, TensorError> {
-    let model = Model::open(save(folder, external(entries))).unwrap();
-    model.weight("w").map_err(|e| match e {
+    Model::open(save(folder, external(entries))).and_then(|model| model.weight("w")).map_err(|e| match e {
         ImportError::Tensor { source, .. } => source,
         other => panic!("{other}"),
     })

@@ -37,7 +37,10 @@ fn pruned_branches_need_no_support() {
         .node(node("Relu", &["x"], &["y"]))
         .output("label")
         .output("y");
-    let outputs = |names: &[&str]| ImportOptions { outputs: Some(names.iter().map(|n| (*n).to_owned()).collect()) };
+    let outputs = |names: &[&str]| ImportOptions {
+        outputs: Some(names.iter().map(|n| (*n).to_owned()).collect()),
+        ..ImportOptions::default()
+    };
     let model = Model::from_onnx(builder.bytes(), &outputs(&["y"])).unwrap();
     assert_eq!(model.inputs().len(), 1);
     assert_eq!(model.outputs().len(), 1);
