@@ -135,6 +135,14 @@ pub enum BindingError {
     Rank { input: String, expected: usize, found: Vec<usize> },
     #[error("size {name:?} is bound to {first} and to {second}")]
     Contradiction { name: String, first: usize, second: usize },
+    #[error("no size makes {text:?} equal to {size}{}", given(.known))]
+    Expression { text: String, size: usize, known: Vec<String> },
+    #[error("the size {text:?} is negative, no integer, or too large for the sizes that are given")]
+    NoSize { text: String },
+}
+
+fn given(known: &[String]) -> String {
+    if known.is_empty() { String::new() } else { format!(" where {}", list(known)) }
 }
 
 /// A symbolic size without a value, and where it occurs first.
@@ -247,6 +255,20 @@ pub enum Warning {
     FoldedBatchNorm {
         count: usize,
     },
+    /// Two tensors of the original model were equal when it was exported, and the exporter stored one.
+    MergedTensors {
+        kept: String,
+        lost: String,
+    },
+    /// Float tensors whose content shows that they are no weights.
+    Buffers {
+        count: usize,
+        example: String,
+    },
+    /// An input without elements: some exporters write 0 for a size that is not known.
+    ZeroSize {
+        input: String,
+    },
     /// Weights, inputs or constants of 64-bit floats: computed in f32.
     ReducedPrecision {
         count: usize,
@@ -277,6 +299,10 @@ pub enum Warning {
     },
 }
 
+/// How torch's two exporters leave a model as it is.
+const KEEP_AS_IS: &str = "To keep the model as it is, export again with torch.onnx.export(..., dynamo=True, optimize=False), or with \
+                          dynamo=False, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE";
+
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -285,10 +311,30 @@ impl fmt::Display for Warning {
                 write!(f, "opset {found} is newer than {newest}, the newest that this program knows: operators may have changed")
             }
             Warning::RenamedWeights { count, example } => {
-                write!(f, "{} lost the original name in the export, e.g. {example}", counted(*count, "weight", "weights"))
+                let weights = counted(*count, "weight", "weights");
+                write!(f, "{weights} lost the original name in the export, e.g. {example}. {KEEP_AS_IS}")
             }
             Warning::FoldedBatchNorm { count } => {
-                write!(f, "the exporter merged batch normalisation into {}", counted(*count, "convolution", "convolutions"))
+                let convolutions = counted(*count, "convolution", "convolutions");
+                write!(
+                    f,
+                    "the exporter merged batch normalisation into {convolutions}: training will run without normalisation. "
+                )?;
+                f.write_str(KEEP_AS_IS)
+            }
+            Warning::MergedTensors { kept, lost } => {
+                write!(
+                    f,
+                    "the exporter stored {kept} for {lost} too, as both were equal: they stay one tensor. To keep them apart, \
+                     export again with torch.onnx.export(..., keep_initializers_as_inputs=True), or with dynamo=True"
+                )
+            }
+            Warning::Buffers { count, example } => {
+                let tensors = counted(*count, "float initializer is no weight", "float initializers are no weights");
+                write!(f, "{tensors} by the content and will not train, e.g. {example}")
+            }
+            Warning::ZeroSize { input } => {
+                write!(f, "input {input} has an axis of size 0: if any size is meant, give the shape, --input {input}=SHAPE")
             }
             Warning::ReducedPrecision { count, example } => {
                 write!(f, "{} of f64 will be computed in f32, e.g. {example}", counted(*count, "tensor", "tensors"))

@@ -9,8 +9,10 @@
 //! No path from a file panics: malformed input is an [`ImportError`].
 
 mod artifact;
+mod buffers;
 mod check;
 mod context;
+mod dims;
 mod error;
 mod export;
 mod external;
@@ -21,6 +23,7 @@ mod ops;
 mod proto;
 mod roles;
 mod schema;
+mod sharing;
 mod sparse;
 mod specialize;
 mod tensor;
@@ -40,6 +43,7 @@ pub use error::{
 pub use export::write_onnx;
 pub use limits::{Limit, LimitError, LimitSettingError, Limits};
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
+pub use sharing::Copies;
 pub use specialize::{Bindings, Specialized};
 pub use tensor::TensorError;
 pub use wire::WireError;

@@ -12,7 +12,9 @@ use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 
 use crate::artifact::{self, Artifact};
+use crate::buffers;
 use crate::check;
+use crate::dims::Expr;
 use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualified};
 use crate::limits::{Limit, Limits};
 use crate::ops;
@@ -40,8 +42,19 @@ pub struct ImportOptions {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dim {
     Fixed(usize),
-    /// Bound by [`Bindings`](crate::Bindings). A size without a name in the file is called `input.axis`.
+    /// Bound by [`Bindings`](crate::Bindings): a name, or an expression of names such as `2*s0`. A size without a name in the file
+    /// is called `input.axis`.
     Symbol(String),
+}
+
+impl Dim {
+    /// The size, where `sizes` has a value for every name in it.
+    pub fn size(&self, sizes: &BTreeMap<String, usize>) -> Option<usize> {
+        match self {
+            Dim::Fixed(size) => Some(*size),
+            Dim::Symbol(text) => sizes.get(text).copied().or_else(|| Expr::parse(text).size(sizes)),
+        }
+    }
 }
 
 impl std::fmt::Display for Dim {
@@ -242,10 +255,17 @@ impl Model {
             *op_counts.entry(qualified(canonical_domain(&graph.node[n].domain), &graph.node[n].op_type)).or_insert(0) += 1;
         }
 
-        let classified = roles::classify(&graph, &live, &outputs)?;
+        let judge = |parameter: &ModelParameter, proto: &TensorProto| {
+            let ty = stored_type(parameter);
+            match &artifact {
+                Some(artifact) => buffers::recognise(&ty, artifact.bytes(parameter).ok()?),
+                None => storage.peek(proto, |bytes| buffers::recognise(&ty, bytes))?,
+            }
+        };
+        let classified = roles::classify(&graph, &live, &outputs, &judge)?;
         check_data(&graph, &classified, &needed_names(&graph, &live, &outputs), &storage, artifact.as_ref())?;
         let inputs = model_inputs(&graph, &live, &outputs, options.outputs.is_some())?;
-        warnings.extend(roles::warnings(&classified, &inputs));
+        warnings.extend(roles::warnings(&graph, &live, &classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
         let (parameters, sources) = classified.into_iter().unzip();
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
@@ -341,30 +361,6 @@ impl Model {
             ParameterSource::Constant { node, attribute } => self.graph.node.get(node)?.attribute.get(attribute)?.t.as_ref(),
         }
     }
-
-    /// Groups of parameters with equal type and content, of more than one axis: copies of one weight that the exporter made, or
-    /// weights that were initialised alike. Reads every weight.
-    ///
-    /// # Errors
-    /// As [`Model::weight`].
-    pub fn tied_copies(&self) -> Result<Vec<Vec<String>>, ImportError> {
-        let mut groups: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
-        for (i, p) in self.parameters.iter().enumerate() {
-            if p.shape.rank() > 1 {
-                groups.entry((p.shape.numel(), hash(&self.weight(&p.name)?))).or_default().push(i);
-            }
-        }
-        let mut tied: Vec<Vec<usize>> = groups.into_values().filter(|g| g.len() > 1).collect();
-        tied.sort();
-        Ok(tied.into_iter().map(|g| g.into_iter().map(|i| self.parameters[i].name.clone()).collect()).collect())
-    }
-}
-
-fn hash(tensor: &Tensor) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    tensor.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, ImportError> {
@@ -502,12 +498,25 @@ fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     };
     let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
+    // Exporters write -1 for a size that they do not know.
+    let sizes = ty.shape.iter().flat_map(|s| &s.dim).map(|d| dim_value(d).filter(|&size| size >= 0).unwrap_or(1));
+    if ty.shape.iter().flat_map(|s| &s.dim).any(|d| dim_value(d).is_some_and(|size| size < -1)) {
+        return Err(refuse("a tensor of negative size".to_owned()));
+    }
+    tensor::checked_shape(&sizes.collect::<Vec<_>>()).map_err(|e| refuse(e.to_string()))?;
     Ok(ModelInput { name: info.name.clone(), dtype, ranked: dims.is_some(), dims: dims.unwrap_or_default() })
 }
 
 fn model_output(info: &ValueInfoProto) -> ModelOutput {
     let (dtype, dims) = info.r#type.as_ref().map_or((None, None), |t| (declared_dtype(t), declared_dims(&info.name, t)));
     ModelOutput { name: info.name.clone(), dtype, dims }
+}
+
+fn dim_value(dim: &tensor_shape_proto::Dimension) -> Option<i64> {
+    match dim.value {
+        Some(tensor_shape_proto::dimension::Value::DimValue(size)) => Some(size),
+        _ => None,
+    }
 }
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meganeura::{Bindings, Device, DeviceSelector, Error, ImportOptions, Model};
+use meganeura::{Bindings, Device, DeviceSelector, Error, ImportOptions, Limits, Model};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -112,6 +112,9 @@ struct ModelArgs {
     /// Shape of an input, for instance image=8,3,224,224
     #[arg(long = "input", value_name = "NAME=SHAPE", value_parser = parse_shape)]
     inputs: Vec<(String, Vec<usize>)>,
+    /// Raise or lower a limit of what a model file may ask for, for instance nodes=2000000; see docs/LIMITS.md
+    #[arg(long = "limit", value_name = "NAME=N", value_parser = parse_limit)]
+    limits: Vec<(String, u64)>,
 }
 
 impl ModelArgs {
@@ -123,7 +126,11 @@ impl ModelArgs {
     /// Opens the model and shows what is worth knowing about it.
     fn open(&self, outputs: &[String]) -> Result<Model, Failure> {
         let outputs = (!outputs.is_empty()).then(|| outputs.to_vec());
-        let model = Model::open_with(&self.file, &ImportOptions { outputs })?;
+        let mut limits = Limits::default();
+        for (name, value) in &self.limits {
+            limits.set(name, *value).map_err(|e| Failure::input(e.to_string()))?;
+        }
+        let model = Model::open_with(&self.file, &ImportOptions { outputs, limits })?;
         warn_all(model.warnings());
         Ok(model)
     }
@@ -138,6 +145,11 @@ fn warn_all<W: fmt::Display>(warnings: &[W]) {
 fn parse_dim(text: &str) -> Result<(String, usize), String> {
     let (name, size) = text.rsplit_once('=').ok_or("write NAME=N, for instance batch=8")?;
     Ok((name.to_string(), size.parse().map_err(|_| format!("{size:?} is not a size"))?))
+}
+
+fn parse_limit(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.rsplit_once('=').ok_or("write NAME=N, for instance nodes=2000000")?;
+    Ok((name.to_string(), value.parse().map_err(|_| format!("{value:?} is not a number"))?))
 }
 
 /// `NAME=8,3,224,224` or `NAME=8x3x224x224`; nothing after `=` is a scalar.

@@ -1,6 +1,9 @@
 mod artifact;
+mod bad_files;
 mod corpus;
 mod external;
+mod report;
+mod sparse;
 mod specialize;
 mod structure;
 mod wire;
