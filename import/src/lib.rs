@@ -48,3 +48,8 @@ pub use specialize::{Bindings, Specialized};
 pub use tensor::TensorError;
 pub use wire::WireError;
 pub use write::WeightSource;
+
+/// Domain and name of every operator that the import knows. The standard domain is the empty one.
+pub fn operators() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ops::table()
+}

@@ -238,7 +238,7 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
     Ok(vec![one])
 }
 
-#[cfg(test)]
+/// Domain and name of every operator that has a rule.
 pub(crate) fn table() -> impl Iterator<Item = (&'static str, &'static str)> {
     TABLE.iter().map(|row| (row.domain, row.op))
 }
