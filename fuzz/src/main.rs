@@ -1,8 +1,8 @@
 //! Feeds hostile models to the import: `fuzz bytes` mutates files, `fuzz models` mutates what files mean.
 //!
-//! A case is import, all weights, specialisation, verification, and for models that pass all of it export and import again. It fails
-//! if it panics, takes more than five seconds or 1 GiB, accepts what does not verify, or exports what it cannot import. Cases follow
-//! from the seed and their number alone: `--case` repeats one.
+//! A case is import, all weights, specialisation, verification, and for models that pass all of it export and import again. It
+//! fails if it panics, takes more than five seconds or 1 GiB, accepts what does not verify, or exports what it cannot import.
+//! Cases follow from the seed and their number alone: `--case` repeats one.
 
 mod arguments;
 mod bytes;

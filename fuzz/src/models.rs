@@ -1,4 +1,5 @@
-//! Valid models to start from: exported ones, small ones with subgraphs, functions and sparse tensors, and ones of a single operator.
+//! Valid models to start from: exported ones, small ones with subgraphs, functions and sparse tensors, and ones of a single
+//! operator.
 
 use std::sync::LazyLock;
 
@@ -226,18 +227,19 @@ fn sparse() -> ModelProto {
 #[rustfmt::skip]
 pub const ATTRIBUTES: [&str; 64] = [
     "activations", "align_corners", "alpha", "auto_pad", "axes", "axis", "batch_axis", "batch_dims", "beta", "bias", "block_size",
-    "blocksize", "ceil_mode", "center_point_box", "coordinate_transformation_mode", "count_include_pad", "detect_negative", "detect_positive",
-    "dilations", "direction", "do_rotary", "dtype", "end", "epsilon", "equation", "exclusive", "fmod", "gamma", "group", "hidden_size",
-    "ignore_index", "is_causal", "k", "keepdims", "kernel_shape", "keepgates", "kv_num_heads", "lambd", "largest", "linear_before_reset", "mode", "nearest_mode",
-    "noop_with_empty_axes", "num_groups", "num_heads", "num_outputs", "onesided", "output_dtype", "output_padding", "output_shape",
-    "pads", "perm", "reduction", "reverse", "scale", "select_last_index", "seed", "shape", "size", "split", "start", "storage_order", "strides", "to",
+    "blocksize", "ceil_mode", "center_point_box", "coordinate_transformation_mode", "count_include_pad", "detect_negative",
+    "detect_positive", "dilations", "direction", "do_rotary", "dtype", "end", "epsilon", "equation", "exclusive", "fmod", "gamma",
+    "group", "hidden_size", "ignore_index", "is_causal", "k", "keepdims", "kernel_shape", "keepgates", "kv_num_heads", "lambd",
+    "largest", "linear_before_reset", "mode", "nearest_mode", "noop_with_empty_axes", "num_groups", "num_heads", "num_outputs",
+    "onesided", "output_dtype", "output_padding", "output_shape", "pads", "perm", "reduction", "reverse", "scale",
+    "select_last_index", "seed", "shape", "size", "split", "start", "storage_order", "strides", "to",
 ];
 
 /// Words that string attributes take.
 #[rustfmt::skip]
 const WORDS: [&str; 20] = [
-    "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "constant", "reflect", "edge", "wrap", "nearest", "linear", "cubic", "mean", "sum", "none",
-    "forward", "bidirectional", "ij,jk->ik", "...i,i->...", "DCR", "tanh",
+    "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "constant", "reflect", "edge", "wrap", "nearest", "linear", "cubic", "mean",
+    "sum", "none", "forward", "bidirectional", "ij,jk->ik", "...i,i->...", "DCR", "tanh",
 ];
 
 /// An attribute with a value of some type.

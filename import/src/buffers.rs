@@ -64,8 +64,8 @@ fn matrix(rows: usize, columns: usize, at: impl Fn(usize) -> f64) -> Option<&'st
     is_table(rows, columns, &at).then_some("a position table of sines, by its content")
 }
 
-/// Whether row `n` holds the sines and cosines of `n` times the frequencies of the columns, one of which is 1. Both functions obey
-/// `f(n + 1) = 2 cos(frequency) f(n) - f(n - 1)`.
+/// Whether row `n` holds the sines and cosines of `n` times the frequencies of the columns, one of which is 1. Both functions
+/// obey `f(n + 1) = 2 cos(frequency) f(n) - f(n - 1)`.
 fn is_table(rows: usize, columns: usize, at: &dyn Fn(usize, usize) -> f64) -> bool {
     let has_start = (0..columns).all(|c| at(0, c) == 0.0 || at(0, c) == 1.0);
     if rows < 4 || columns < 2 || !has_start {

@@ -1,7 +1,7 @@
 //! Sizes that exporters write as expressions of other sizes, such as `2*s0`, `(s77 + 1)//2` or `Max(1, batch)`.
 //!
-//! A text that is no expression, such as `batch x heads`, is the name of a size. So is everything made of letters, digits, `_`, `.`,
-//! `:`, `#`, and hyphens between letters.
+//! A text that is no expression, such as `batch x heads`, is the name of a size. So is everything made of letters, digits, `_`,
+//! `.`, `:`, `#`, and hyphens between letters.
 
 use std::collections::{BTreeMap, BTreeSet};
 

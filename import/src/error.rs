@@ -14,7 +14,7 @@ use crate::wire::WireError;
 /// Why a model cannot be imported, specialised, or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    #[error("{path}: {source}")]
+    #[error("the file cannot be read: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("the file is empty")]
     Empty,
@@ -300,8 +300,8 @@ pub enum Warning {
 }
 
 /// How torch's two exporters leave a model as it is.
-const KEEP_AS_IS: &str = "To keep the model as it is, export again with torch.onnx.export(..., dynamo=True, optimize=False), or with \
-                          dynamo=False, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE";
+const KEEP_AS_IS: &str = "To keep the model as it is, export again with torch.onnx.export(..., dynamo=True, optimize=False), or \
+                          with dynamo=False, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE";
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -79,8 +79,8 @@ fn parts(location: &str) -> Result<Vec<&str>, &'static str> {
     if parts.is_empty() { Err(IRREGULAR) } else { Ok(parts) }
 }
 
-/// Opens the file step by step from the folder, each step without following a link, and judges what was opened rather than its path:
-/// who swaps a file for a link meanwhile gains nothing.
+/// Opens the file step by step from the folder, each step without following a link, and judges what was opened rather than its
+/// path: who swaps a file for a link meanwhile gains nothing.
 #[cfg(unix)]
 fn open(folder: &Path, parts: &[&str]) -> Result<File, Refusal> {
     use std::os::unix::fs::MetadataExt;

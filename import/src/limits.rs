@@ -4,6 +4,8 @@ use std::fmt;
 
 use meganeura_ir::{MAX_ELEMENTS, MAX_RANK};
 
+use Limit as L;
+
 /// A quantity that [`Limits`] bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
@@ -43,23 +45,28 @@ const PROTOBUF_BYTES: u64 = i32::MAX as u64;
 const OFFSETS: u64 = i64::MAX as u64;
 const GIB: u64 = 1 << 30;
 
+/// Indices of nodes end here.
+const COUNTS: u64 = u32::MAX as u64;
+const RANK: u64 = MAX_RANK as u64;
+const ELEMENTS: u64 = MAX_ELEMENTS as u64 - 1;
+
 /// In the order of [`Limit`].
 #[rustfmt::skip]
 static TABLE: [Row; 14] = [
-    row(Limit::FileBytes,      "file-bytes",      PROTOBUF_BYTES,          PROTOBUF_BYTES,          "bytes of the .onnx file"),
-    row(Limit::StructureBytes, "structure-bytes", GIB,                     PROTOBUF_BYTES,          "bytes of memory for the model without its raw weights"),
-    row(Limit::Nodes,          "nodes",           1_000_000,               u32::MAX as u64,         "nodes, with those of subgraphs and functions"),
-    row(Limit::ExpandedNodes,  "expanded-nodes",  1_000_000,               u32::MAX as u64,         "nodes once model-local functions are inlined"),
-    row(Limit::SubgraphDepth,  "subgraph-depth",  16,                      18,                      "levels of subgraphs in subgraphs"),
-    row(Limit::FunctionDepth,  "function-depth",  64,                      256,                     "levels of functions that call functions"),
-    row(Limit::Attributes,     "attributes",      1_000,                   u32::MAX as u64,         "attributes of one node"),
-    row(Limit::NameBytes,      "name-bytes",      16_384,                  PROTOBUF_BYTES,          "bytes of one name"),
-    row(Limit::Rank,           "rank",            MAX_RANK as u64,         MAX_RANK as u64,         "axes of a tensor"),
-    row(Limit::Elements,       "elements",        MAX_ELEMENTS as u64 - 1, MAX_ELEMENTS as u64 - 1, "elements of one tensor"),
-    row(Limit::WeightBytes,    "weight-bytes",    256 * GIB,               OFFSETS,                 "bytes of all stored tensors"),
-    row(Limit::DenseBytes,     "dense-bytes",     GIB / 4,                 OFFSETS,                 "bytes of all sparse initializers once they are dense"),
-    row(Limit::ExternalFiles,  "external-files",  10_000,                  60_000,                  "files with external data"),
-    row(Limit::ExternalBytes,  "external-bytes",  256 * GIB,               OFFSETS,                 "bytes of one file with external data"),
+    row(L::FileBytes,      "file-bytes",      PROTOBUF_BYTES, PROTOBUF_BYTES, "bytes of the .onnx file"),
+    row(L::StructureBytes, "structure-bytes", GIB,            PROTOBUF_BYTES, "bytes of memory for all but the weights"),
+    row(L::Nodes,          "nodes",           1_000_000,      COUNTS,         "nodes, with those of subgraphs and functions"),
+    row(L::ExpandedNodes,  "expanded-nodes",  1_000_000,      COUNTS,         "nodes once model-local functions are inlined"),
+    row(L::SubgraphDepth,  "subgraph-depth",  16,             18,             "levels of subgraphs in subgraphs"),
+    row(L::FunctionDepth,  "function-depth",  64,             256,            "levels of functions that call functions"),
+    row(L::Attributes,     "attributes",      1_000,          COUNTS,         "attributes of one node"),
+    row(L::NameBytes,      "name-bytes",      16_384,         PROTOBUF_BYTES, "bytes of one name"),
+    row(L::Rank,           "rank",            RANK,           RANK,           "axes of a tensor"),
+    row(L::Elements,       "elements",        ELEMENTS,       ELEMENTS,       "elements of one tensor"),
+    row(L::WeightBytes,    "weight-bytes",    256 * GIB,      OFFSETS,        "bytes of all stored tensors"),
+    row(L::DenseBytes,     "dense-bytes",     GIB / 4,        OFFSETS,        "bytes of all sparse initializers once dense"),
+    row(L::ExternalFiles,  "external-files",  10_000,         60_000,         "files with external data"),
+    row(L::ExternalBytes,  "external-bytes",  256 * GIB,      OFFSETS,        "bytes of one file with external data"),
 ];
 
 impl Limit {

@@ -42,8 +42,8 @@ pub struct ImportOptions {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dim {
     Fixed(usize),
-    /// Bound by [`Bindings`](crate::Bindings): a name, or an expression of names such as `2*s0`. A size without a name in the file
-    /// is called `input.axis`.
+    /// Bound by [`Bindings`](crate::Bindings): a name, or an expression of names such as `2*s0`. A size without a name in the
+    /// file is called `input.axis`.
     Symbol(String),
 }
 
@@ -270,6 +270,7 @@ impl Model {
         let (parameters, sources) = classified.into_iter().unzip();
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
         let bindings = artifact.as_ref().map(|a| a.bindings.clone()).unwrap_or_default();
+        storage.release();
         Ok(Model {
             storage,
             artifact,

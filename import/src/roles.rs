@@ -184,8 +184,8 @@ fn is_renamed(name: &str) -> bool {
     name.starts_with("onnx::") || name.starts_with("val_") || FOLDED_VIEWS.contains(&stem)
 }
 
-/// Whether the bias of a convolution shows that a batch normalisation was merged into it: torch's exporters rename the bias, one to
-/// `onnx::Conv_12`, the other after the weight.
+/// Whether the bias of a convolution shows that a batch normalisation was merged into it: torch's exporters rename the bias,
+/// one to `onnx::Conv_12`, the other after the weight.
 fn has_folded_norm(node: &NodeProto, parameters: &HashMap<&str, &ModelParameter>) -> bool {
     let [_, weight, bias] = node.input.as_slice() else { return false };
     parameters.contains_key(bias.as_str()) && (bias.starts_with("onnx::Conv_") || *bias == format!("{weight}_bias"))

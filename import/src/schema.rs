@@ -87,7 +87,8 @@ impl Message {
     /// The fields that the import reads, and the memory that one decoded message takes.
     #[rustfmt::skip]
     fn layout(self) -> (Fields, usize) {
-        use Content::{ByteStrings, Bytes, Fixed32, Fixed32s, Fixed64s, Integer, Integers, Messages as Many, Message as One, Name, Names, RawData};
+        use Content::{ByteStrings, Bytes, Fixed32, Fixed32s, Fixed64s, Integer, Integers, Name, Names, RawData};
+        use Content::{Message as One, Messages as Many};
         use Message::*;
         match self {
             Model => (&[(1, Integer), (2, Bytes), (3, Bytes), (4, Name), (5, Integer), (6, Bytes), (7, One(Graph)),
@@ -134,8 +135,8 @@ impl Message {
     }
 }
 
-/// Checks that `file` is a well-formed `ModelProto` within the limits: the wire type of every known field, fields that may occur once,
-/// packed numbers, and the memory that decoding will take. Nothing is allocated.
+/// Checks that `file` is a well-formed `ModelProto` within the limits: the wire type of every known field, fields that may
+/// occur once, packed numbers, and the memory that decoding will take. Nothing is allocated.
 pub(crate) fn scan(file: &[u8], limits: &Limits) -> Result<(), WireError> {
     limits.check(Limit::FileBytes, file.len() as u64)?;
     let mut scanner = Scanner { bytes: file, limits, memory: 0, nodes: 0 };

@@ -30,14 +30,18 @@ impl Model {
         counted.filter(|(_, count)| *count > 1).collect()
     }
 
-    /// Parameters of more than one axis with equal or transposed content: copies of one weight that the exporter made, which train
-    /// apart. Tensors whose elements are all the same count for nothing. Reads every weight.
+    /// Parameters of more than one axis with equal or transposed content: copies of one weight that the exporter made, which
+    /// train apart. Tensors whose elements are all the same count for nothing. Reads every weight that has as many elements as
+    /// another.
     ///
     /// # Errors
     /// As [`Model::weight`].
     pub fn copies(&self) -> Result<Copies, ImportError> {
+        let matrices = || self.parameters().iter().enumerate().filter(|(_, p)| p.shape.rank() > 1);
+        let mut sizes: HashMap<usize, usize> = HashMap::new();
+        matrices().for_each(|(_, p)| *sizes.entry(p.shape.numel()).or_default() += 1);
         let mut candidates: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
-        for (index, parameter) in self.parameters().iter().enumerate().filter(|(_, p)| p.shape.rank() > 1) {
+        for (index, parameter) in matrices().filter(|(_, p)| sizes.get(&p.shape.numel()).is_some_and(|count| *count > 1)) {
             if let Some(fingerprint) = fingerprint(&self.weight(&parameter.name)?) {
                 candidates.entry((parameter.shape.numel(), fingerprint)).or_default().push(index);
             }

@@ -139,7 +139,8 @@ pub(crate) fn release(map: &Mmap, bytes: &[u8]) {
         && offset.checked_add(bytes.len()).is_some_and(|end| end <= map.len())
         && !bytes.is_empty()
     {
-        // SAFETY: the range lies in the map, which is a read-only view of a file: pages that are dropped come back with the same content.
+        // SAFETY: the range lies in the map, which is a read-only view of a file: pages that are dropped come back with the
+        // same content.
         let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes.len()) };
         // Advice that is not taken costs memory and nothing else.
         drop(advised);
@@ -166,6 +167,13 @@ impl Storage {
     /// The serialised model.
     pub fn model(&self) -> &[u8] {
         self.main.as_slice()
+    }
+
+    /// Lets go of the memory that reading the file took.
+    pub fn release(&self) {
+        if let Bytes::Mapped(map) = &self.main {
+            release(map, map);
+        }
     }
 
     /// The bytes that a locator points to.

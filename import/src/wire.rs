@@ -240,8 +240,8 @@ pub(crate) fn rewrite<E: From<WireError>>(bytes: &[u8], edit: &mut dyn FnMut(&Si
     rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
 }
 
-/// The elements of the tensor message in `range` that lie in the file as they are in memory, and their field: `raw_data`, or a typed
-/// field that is packed whole.
+/// The elements of the tensor message in `range` that lie in the file as they are in memory, and their field: `raw_data`, or a
+/// typed field that is packed whole.
 pub(crate) fn located(bytes: &[u8], range: Range<usize>) -> Result<Option<(u64, Range<usize>)>, WireError> {
     let (mut raw, mut typed, mut pieces, mut data_type) = (None, None, 0, 0);
     for field in fields(bytes, range) {

@@ -1,10 +1,9 @@
-//! Files that break a rule, one for each rule: each is refused with the error of its kind, without a panic, and without memory that the
-//! file does not justify.
+//! Files that break a rule, one for each rule: each is refused with the error of its kind, without a panic, and without memory
+//! that the file does not justify.
 
 use meganeura_ir::DType;
 use prost::Message;
 
-use crate::error::{AttributeError, BindingError};
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::type_proto::{self, Sequence};
 use crate::proto::{
@@ -12,7 +11,8 @@ use crate::proto::{
     ValueInfoProto, tensor_proto,
 };
 use crate::testing::{ModelBuilder, NodeBuilder, TypeValue, allocation, bools, f32s, i64s, node, tensor_proto, value_info};
-use crate::{Bindings, ImportError, ImportOptions, Limits, Model, StructureError, TensorError, WireError};
+use crate::{AttributeError as A, BindingError as B, ImportError as E, StructureError as S, TensorError as T, WireError as W};
+use crate::{Bindings, ImportOptions, Limits, Model};
 
 /// Beyond the file itself.
 const MEMORY: usize = 16 << 20;
@@ -21,7 +21,7 @@ struct Case {
     what: &'static str,
     file: Vec<u8>,
     limits: Limits,
-    is_expected: fn(&ImportError) -> bool,
+    is_expected: fn(&E) -> bool,
     /// A part of the message.
     says: &'static str,
 }
@@ -42,7 +42,7 @@ macro_rules! limited {
 }
 
 /// Opens, reads every weight, specialises.
-fn import(case: &Case) -> Result<(), ImportError> {
+fn import(case: &Case) -> Result<(), E> {
     let options = ImportOptions { limits: case.limits.clone(), ..ImportOptions::default() };
     let model = Model::from_onnx(case.file.clone(), &options)?;
     for parameter in model.parameters() {
@@ -207,79 +207,44 @@ fn files_that_are_no_protobuf_messages() {
     let deep_graph = (0..17).fold(Vec::new(), |inner, _| field(1, &field(5, &field(6, &inner))));
     let ints = field(1, &field(5, &field(8, &[0x80, 0x80])));
     refused(vec![
-        case!("nothing", Vec::new(), ImportError::Empty, "empty"),
-        case!("a pointer of git-lfs", b"version https://git-lfs.github.com/spec/v1\n".to_vec(), ImportError::Wire(_), "no ONNX"),
-        case!("a page", b"<!DOCTYPE html><html></html>".to_vec(), ImportError::Wire(_), "byte"),
-        case!("zeros", vec![0; 64], ImportError::Wire(WireError::WireType { .. }), "field 0"),
-        case!("a cut file", whole[..whole.len() - 9].to_vec(), ImportError::Wire(WireError::Truncated { .. }), "truncated"),
-        case!(
-            "a length beyond the file",
-            with(&[&tag(7, 2), &varint(1 << 40)]),
-            ImportError::Wire(WireError::Truncated { .. }),
-            "byte"
-        ),
-        case!(
-            "the largest length",
-            with(&[&tag(7, 2), &varint(u64::MAX)]),
-            ImportError::Wire(WireError::Truncated { .. }),
-            "byte"
-        ),
-        case!("an endless integer", with(&[&tag(5, 0), &[0x80; 11]]), ImportError::Wire(WireError::Varint { .. }), "integer"),
-        case!(
-            "an integer of 70 bits",
-            with(&[&tag(5, 0), &[0xff; 9], &[2]]),
-            ImportError::Wire(WireError::Varint { .. }),
-            "integer"
-        ),
-        case!("a group", with(&[&tag(5, 3)]), ImportError::Wire(WireError::WireType { wire_type: 3, .. }), "wire type 3"),
-        case!(
-            "an unknown wire type",
-            with(&[&tag(5, 7)]),
-            ImportError::Wire(WireError::WireType { wire_type: 7, .. }),
-            "wire type 7"
-        ),
-        case!(
-            "a number as text",
-            with(&[&field(5, b"1")]),
-            ImportError::Wire(WireError::WireType { field: 5, .. }),
-            "wire type 2"
-        ),
-        case!(
-            "a graph as number",
-            [&tag(7, 0)[..], &[1]].concat(),
-            ImportError::Wire(WireError::WireType { field: 7, .. }),
-            "field 7"
-        ),
+        case!("nothing", Vec::new(), E::Empty, "empty"),
+        case!("a pointer of git-lfs", b"version https://git-lfs.github.com/spec/v1\n".to_vec(), E::Wire(_), "no ONNX"),
+        case!("a page", b"<!DOCTYPE html><html></html>".to_vec(), E::Wire(_), "byte"),
+        case!("zeros", vec![0; 64], E::Wire(W::WireType { .. }), "field 0"),
+        case!("a cut file", whole[..whole.len() - 9].to_vec(), E::Wire(W::Truncated { .. }), "truncated"),
+        case!("a length beyond the file", with(&[&tag(7, 2), &varint(1 << 40)]), E::Wire(W::Truncated { .. }), "byte"),
+        case!("the largest length", with(&[&tag(7, 2), &varint(u64::MAX)]), E::Wire(W::Truncated { .. }), "byte"),
+        case!("an endless integer", with(&[&tag(5, 0), &[0x80; 11]]), E::Wire(W::Varint { .. }), "integer"),
+        case!("an integer of 70 bits", with(&[&tag(5, 0), &[0xff; 9], &[2]]), E::Wire(W::Varint { .. }), "integer"),
+        case!("a group", with(&[&tag(5, 3)]), E::Wire(W::WireType { wire_type: 3, .. }), "wire type 3"),
+        case!("an unknown wire type", with(&[&tag(5, 7)]), E::Wire(W::WireType { wire_type: 7, .. }), "wire type 7"),
+        case!("a number as text", with(&[&field(5, b"1")]), E::Wire(W::WireType { field: 5, .. }), "wire type 2"),
+        case!("a graph as number", [&tag(7, 0)[..], &[1]].concat(), E::Wire(W::WireType { field: 7, .. }), "field 7"),
         case!(
             "cut packed floats",
             with_graph(&field(1, &field(5, &field(7, &[0; 5])))),
-            ImportError::Wire(WireError::Packed { size: 4, .. }),
+            E::Wire(W::Packed { size: 4, .. }),
             "5 bytes"
         ),
-        case!(
-            "cut packed doubles",
-            with_graph(&field(5, &field(10, &[0; 12]))),
-            ImportError::Wire(WireError::Packed { size: 8, .. }),
-            "12 bytes"
-        ),
-        case!("cut packed integers", with_graph(&ints), ImportError::Wire(WireError::Truncated { .. }), "byte"),
-        case!("two graphs", with(&[&field(7, &[])]), ImportError::Wire(WireError::Repeated { field: 7, .. }), "twice"),
+        case!("cut packed doubles", with_graph(&field(5, &field(10, &[0; 12]))), E::Wire(W::Packed { size: 8, .. }), "12 bytes"),
+        case!("cut packed integers", with_graph(&ints), E::Wire(W::Truncated { .. }), "byte"),
+        case!("two graphs", with(&[&field(7, &[])]), E::Wire(W::Repeated { field: 7, .. }), "twice"),
         case!(
             "a tensor with two names",
             with_graph(&field(5, &[field(8, b"a"), field(8, b"b")].concat())),
-            ImportError::Wire(WireError::Repeated { field: 8, .. }),
+            E::Wire(W::Repeated { field: 8, .. }),
             "twice"
         ),
         case!(
             "a tensor with two contents",
             with_graph(&field(5, &[field(9, b"a"), field(9, b"b")].concat())),
-            ImportError::Wire(WireError::Repeated { field: 9, .. }),
+            E::Wire(W::Repeated { field: 9, .. }),
             "twice"
         ),
-        case!("types without end", with_graph(&field(11, &field(2, &deep_type))), ImportError::Wire(WireError::Depth), "deep"),
-        case!("graphs in graphs", with_graph(&deep_graph), ImportError::Wire(WireError::Limit(_)), "subgraph-depth"),
-        case!("a name that is no text", with_graph(&field(1, &field(4, &[0xff, 0xfe]))), ImportError::Decode(_), "no ONNX model"),
-        case!("no graph", field(2, b"exporter"), ImportError::NoGraph, "no graph"),
+        case!("types without end", with_graph(&field(11, &field(2, &deep_type))), E::Wire(W::Depth), "deep"),
+        case!("graphs in graphs", with_graph(&deep_graph), E::Wire(W::Limit(_)), "subgraph-depth"),
+        case!("a name that is no text", with_graph(&field(1, &field(4, &[0xff, 0xfe]))), E::Decode(_), "no ONNX model"),
+        case!("no graph", field(2, b"exporter"), E::NoGraph, "no graph"),
     ]);
 }
 
@@ -289,36 +254,16 @@ fn files_that_ask_for_too_much() {
     let long = "n".repeat(20_000);
     let empty_values: Vec<u8> = field(13, &[]).repeat(100_000);
     refused(vec![
-        case!("many attributes", with_attributes(attributes), ImportError::Wire(WireError::Limit(_)), "attributes of one node"),
-        case!(
-            "a long name",
-            base().node(unary("x", &long)).output(&long).bytes(),
-            ImportError::Wire(WireError::Limit(_)),
-            "name-bytes"
-        ),
-        limited!("file-bytes", 20, relu().bytes(), ImportError::Wire(WireError::Limit(_))),
-        limited!("structure-bytes", 1 << 20, with_graph(&empty_values), ImportError::Wire(WireError::Limit(_))),
-        limited!(
-            "nodes",
-            1,
-            base().node(unary("x", "z")).node(unary("z", "y")).output("y").bytes(),
-            ImportError::Wire(WireError::Limit(_))
-        ),
-        limited!("rank", 0, weight(|_| {}), ImportError::Tensor { source: TensorError::Limit(_), .. }),
-        limited!("elements", 2, weight(|_| {}), ImportError::Tensor { source: TensorError::Limit(_), .. }),
-        limited!("weight-bytes", 11, weight(|_| {}), ImportError::Limit(_)),
-        case!(
-            "a doubling of functions",
-            with_functions(chain(40, 2)),
-            ImportError::Structure(StructureError::Limit(_)),
-            "expanded-nodes"
-        ),
-        case!(
-            "a long chain of functions",
-            with_functions(chain(65, 1)),
-            ImportError::Structure(StructureError::Limit(_)),
-            "function-depth"
-        ),
+        case!("many attributes", with_attributes(attributes), E::Wire(W::Limit(_)), "attributes of one node"),
+        case!("a long name", base().node(unary("x", &long)).output(&long).bytes(), E::Wire(W::Limit(_)), "name-bytes"),
+        limited!("file-bytes", 20, relu().bytes(), E::Wire(W::Limit(_))),
+        limited!("structure-bytes", 1 << 20, with_graph(&empty_values), E::Wire(W::Limit(_))),
+        limited!("nodes", 1, base().node(unary("x", "z")).node(unary("z", "y")).output("y").bytes(), E::Wire(W::Limit(_))),
+        limited!("rank", 0, weight(|_| {}), E::Tensor { source: T::Limit(_), .. }),
+        limited!("elements", 2, weight(|_| {}), E::Tensor { source: T::Limit(_), .. }),
+        limited!("weight-bytes", 11, weight(|_| {}), E::Limit(_)),
+        case!("a doubling of functions", with_functions(chain(40, 2)), E::Structure(S::Limit(_)), "expanded-nodes"),
+        case!("a long chain of functions", with_functions(chain(65, 1)), E::Structure(S::Limit(_)), "function-depth"),
     ]);
 }
 
@@ -326,20 +271,15 @@ fn files_that_ask_for_too_much() {
 fn versions_that_do_not_exist() {
     let opset = |list: &[(&str, i64)]| edited(|m| m.opset_import = opsets(list));
     refused(vec![
-        case!("no opset", opset(&[]), ImportError::NoOpset, "no operator set"),
-        case!("opset 6", opset(&[("", 6)]), ImportError::Opset(6), "opset 6"),
-        case!("opset 0", opset(&[("", 0)]), ImportError::Structure(StructureError::OpsetVersion { version: 0, .. }), "version 0"),
-        case!("a negative opset", opset(&[("", -1)]), ImportError::Structure(StructureError::OpsetVersion { .. }), "version -1"),
-        case!("two opsets", opset(&[("", 17), ("ai.onnx", 18)]), ImportError::Structure(StructureError::OpsetTwice { .. }), "17"),
-        case!(
-            "version 0 of a domain",
-            opset(&[("", 17), ("ai.onnx.ml", 0)]),
-            ImportError::Structure(StructureError::OpsetVersion { .. }),
-            "ai.onnx.ml"
-        ),
-        case!("an old IR version", edited(|m| m.ir_version = 2), ImportError::IrVersion(2), "IR version 2"),
-        case!("no IR version", edited(|m| m.ir_version = 0), ImportError::IrVersion(0), "IR version 0"),
-        case!("only a foreign domain", opset(&[("com.microsoft", 1)]), ImportError::UnsupportedOps(_), "domain is not imported"),
+        case!("no opset", opset(&[]), E::NoOpset, "no operator set"),
+        case!("opset 6", opset(&[("", 6)]), E::Opset(6), "opset 6"),
+        case!("opset 0", opset(&[("", 0)]), E::Structure(S::OpsetVersion { version: 0, .. }), "version 0"),
+        case!("a negative opset", opset(&[("", -1)]), E::Structure(S::OpsetVersion { .. }), "version -1"),
+        case!("two opsets", opset(&[("", 17), ("ai.onnx", 18)]), E::Structure(S::OpsetTwice { .. }), "17"),
+        case!("version 0 of a domain", opset(&[("", 17), ("ai.onnx.ml", 0)]), E::Structure(S::OpsetVersion { .. }), "ai.onnx.ml"),
+        case!("an old IR version", edited(|m| m.ir_version = 2), E::IrVersion(2), "IR version 2"),
+        case!("no IR version", edited(|m| m.ir_version = 0), E::IrVersion(0), "IR version 0"),
+        case!("only a foreign domain", opset(&[("com.microsoft", 1)]), E::UnsupportedOps(_), "domain is not imported"),
     ]);
 }
 
@@ -350,115 +290,100 @@ fn graphs_that_break_the_rules() {
         case!(
             "a value computed twice",
             base().node(unary("x", "y")).node(unary("x", "y")).output("y").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "Relu, opset 17"
         ),
         case!(
             "an input twice",
             base().input("x", DType::F32, "1").output("x").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "input"
         ),
         case!(
             "an initializer twice",
             base().initializer("w", &one).initializer("w", &one).output("w").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "initializer"
         ),
         case!(
             "a default twice",
             base().initializer("x", &one).initializer("x", &one).output("x").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "initializer"
         ),
-        case!(
-            "an output twice",
-            base().output("x").output("x").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
-            "outputs"
-        ),
+        case!("an output twice", base().output("x").output("x").bytes(), E::Structure(S::Duplicate { .. }), "outputs"),
         case!(
             "a node that replaces an input",
             base().node(unary("x", "x")).output("x").bytes(),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "\"x\""
         ),
         case!(
             "a value that nothing defines",
             base().node(unary("ghost", "y")).output("y").bytes(),
-            ImportError::Structure(StructureError::Undefined { .. }),
+            E::Structure(S::Undefined { .. }),
             "ghost"
         ),
-        case!(
-            "an output that nothing defines",
-            base().output("ghost").bytes(),
-            ImportError::Structure(StructureError::Undefined { .. }),
-            "ghost"
-        ),
+        case!("an output that nothing defines", base().output("ghost").bytes(), E::Structure(S::Undefined { .. }), "ghost"),
         case!(
             "the wrong order",
             base().node(unary("z", "y")).node(unary("x", "z")).output("y").bytes(),
-            ImportError::Structure(StructureError::Order { .. }),
+            E::Structure(S::Order { .. }),
             "topological"
         ),
         case!(
             "a cycle",
             base().node(unary("z", "y")).node(unary("y", "z")).output("y").bytes(),
-            ImportError::Structure(StructureError::Cycle { .. }),
+            E::Structure(S::Cycle { .. }),
             "cycle"
         ),
         case!(
             "a node that reads itself",
             base().node(unary("y", "y")).output("y").bytes(),
-            ImportError::Structure(StructureError::Cycle { .. }),
+            E::Structure(S::Cycle { .. }),
             "cycle"
         ),
         case!(
             "an input without a name",
             base().input("", DType::F32, "1").output("x").bytes(),
-            ImportError::Structure(StructureError::UnnamedInput),
+            E::Structure(S::UnnamedInput),
             "input"
         ),
         case!(
             "an initializer without a name",
             base().initializer("", &one).output("x").bytes(),
-            ImportError::Structure(StructureError::UnnamedInitializer),
+            E::Structure(S::UnnamedInitializer),
             "initializer"
         ),
-        case!(
-            "an output without a name",
-            base().output("").bytes(),
-            ImportError::Structure(StructureError::UnnamedOutput),
-            "output"
-        ),
+        case!("an output without a name", base().output("").bytes(), E::Structure(S::UnnamedOutput), "output"),
         case!(
             "a node without operator",
             base().node(node("", &["x"], &["y"])).output("y").bytes(),
-            ImportError::Structure(StructureError::NoOperator { .. }),
+            E::Structure(S::NoOperator { .. }),
             "\"y\""
         ),
         case!(
             "an unknown operator",
             base().node(node("Frobnicate", &["x"], &["y"])).output("y").bytes(),
-            ImportError::UnsupportedOps(_),
+            E::UnsupportedOps(_),
             "Frobnicate (opset 17)"
         ),
         case!(
             "an unknown domain",
             base().node(unary("x", "y").domain("org.example")).output("y").bytes(),
-            ImportError::UnsupportedOps(_),
+            E::UnsupportedOps(_),
             "org.example::Relu"
         ),
         case!(
             "a missing operand",
             base().node(node("Relu", &[""], &["y"])).output("y").bytes(),
-            ImportError::Node { .. },
+            E::Node { .. },
             "input 0 is missing"
         ),
         case!(
             "too many operands",
             base().node(node("Relu", &["x", "x"], &["y"])).output("y").bytes(),
-            ImportError::Node { .. },
+            E::Node { .. },
             "2 inputs"
         ),
     ]);
@@ -470,49 +395,29 @@ fn subgraphs_that_break_the_rules() {
         case!(
             "a hidden value",
             with_subgraph(&[], &[unary("x", "condition")], "condition"),
-            ImportError::Structure(StructureError::Shadowed { .. }),
+            E::Structure(S::Shadowed { .. }),
             "condition"
         ),
-        case!(
-            "a hidden input",
-            with_subgraph(&["x"], &[unary("x", "z")], "z"),
-            ImportError::Structure(StructureError::Shadowed { .. }),
-            "\"x\""
-        ),
+        case!("a hidden input", with_subgraph(&["x"], &[unary("x", "z")], "z"), E::Structure(S::Shadowed { .. }), "\"x\""),
         case!(
             "a value that nothing defines",
             with_subgraph(&[], &[unary("ghost", "z")], "z"),
-            ImportError::Structure(StructureError::Undefined { .. }),
+            E::Structure(S::Undefined { .. }),
             "ghost"
         ),
         case!(
             "a value computed twice",
             with_subgraph(&[], &[unary("x", "z"), unary("x", "z")], "z"),
-            ImportError::Structure(StructureError::Duplicate { .. }),
+            E::Structure(S::Duplicate { .. }),
             "\"z\""
         ),
-        case!(
-            "a value that comes later",
-            with_subgraph(&[], &[unary("late", "z")], "z"),
-            ImportError::Structure(StructureError::Order { .. }),
-            "late"
-        ),
-        case!(
-            "a cycle",
-            with_subgraph(&[], &[unary("b", "a"), unary("a", "b")], "b"),
-            ImportError::Structure(StructureError::Cycle { .. }),
-            "cycle"
-        ),
-        case!(
-            "an input without a name",
-            with_subgraph(&[""], &[unary("x", "z")], "z"),
-            ImportError::Structure(StructureError::UnnamedInput),
-            "input"
-        ),
+        case!("a value that comes later", with_subgraph(&[], &[unary("late", "z")], "z"), E::Structure(S::Order { .. }), "late"),
+        case!("a cycle", with_subgraph(&[], &[unary("b", "a"), unary("a", "b")], "b"), E::Structure(S::Cycle { .. }), "cycle"),
+        case!("an input without a name", with_subgraph(&[""], &[unary("x", "z")], "z"), E::Structure(S::UnnamedInput), "input"),
         case!(
             "an output that nothing defines",
             with_subgraph(&[], &[unary("x", "z")], "ghost"),
-            ImportError::Structure(StructureError::Undefined { .. }),
+            E::Structure(S::Undefined { .. }),
             "ghost"
         ),
     ]);
@@ -527,45 +432,40 @@ fn functions_that_break_the_rules() {
         case!(
             "a function that calls itself",
             with_functions(vec![function("f", &[call("f", "a", "b")])]),
-            ImportError::Structure(StructureError::Recursion { .. }),
+            E::Structure(S::Recursion { .. }),
             "f calls f"
         ),
         case!(
             "functions that call each other",
             with_functions(vec![function("f", &[call("g", "a", "b")]), function("g", &[call("f", "a", "b")])]),
-            ImportError::Structure(StructureError::Recursion { .. }),
+            E::Structure(S::Recursion { .. }),
             "f calls g calls f"
         ),
         case!(
             "a function twice",
             with_functions(vec![identity(), identity()]),
-            ImportError::Structure(StructureError::DuplicateFunction { .. }),
+            E::Structure(S::DuplicateFunction { .. }),
             "\"f\""
         ),
         case!(
             "a function without a name",
             with_functions(vec![identity(), function("", &[])]),
-            ImportError::Structure(StructureError::UnnamedFunction | StructureError::Undefined { .. }),
+            E::Structure(S::UnnamedFunction | S::Undefined { .. }),
             ""
         ),
         case!(
             "a value that nothing defines",
             with_functions(vec![function("f", &[unary("x", "b")])]),
-            ImportError::Structure(StructureError::Undefined { .. }),
+            E::Structure(S::Undefined { .. }),
             "\"x\""
         ),
         case!(
             "an output that nothing defines",
             with_functions(vec![function("f", &[unary("a", "c")])]),
-            ImportError::Structure(StructureError::Undefined { .. }),
+            E::Structure(S::Undefined { .. }),
             "\"b\""
         ),
-        case!(
-            "an impossible opset",
-            with_functions(vec![old]),
-            ImportError::Structure(StructureError::OpsetVersion { .. }),
-            "version 0"
-        ),
+        case!("an impossible opset", with_functions(vec![old]), E::Structure(S::OpsetVersion { .. }), "version 0"),
     ]);
 }
 
@@ -581,46 +481,46 @@ fn attributes_that_break_the_rules() {
         case!(
             "an attribute twice",
             with_attributes(vec![axis(), axis()]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Duplicate(_), .. }),
+            E::Structure(S::Attribute { source: A::Duplicate(_), .. }),
             "Softmax, opset 17"
         ),
         case!(
             "an attribute without a name",
             with_attributes(vec![attribute("", AttributeType::Int)]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Unnamed, .. }),
+            E::Structure(S::Attribute { source: A::Unnamed, .. }),
             "name"
         ),
         case!(
             "an unknown type",
             with_attributes(vec![unknown]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Type { found: 99, .. }, .. }),
+            E::Structure(S::Attribute { source: A::Type { found: 99, .. }, .. }),
             "99"
         ),
         case!(
             "a value of another type",
             with_attributes(vec![floats]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Content { .. }, .. }),
+            E::Structure(S::Attribute { source: A::Content { .. }, .. }),
             "a list of floats"
         ),
         case!(
             "two values",
             with_attributes(vec![untyped]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Content { .. }, .. }),
+            E::Structure(S::Attribute { source: A::Content { .. }, .. }),
             "a string"
         ),
         case!(
             "a tensor that is not there",
             with_attributes(vec![attribute("axis", AttributeType::Tensor)]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Content { .. }, .. }),
+            E::Structure(S::Attribute { source: A::Content { .. }, .. }),
             "nothing"
         ),
         case!(
             "a reference without a function",
             with_attributes(vec![reference]),
-            ImportError::Structure(StructureError::Attribute { source: AttributeError::Reference { .. }, .. }),
+            E::Structure(S::Attribute { source: A::Reference { .. }, .. }),
             "function"
         ),
-        case!("a type that the operator does not take", with_attributes(vec![text]), ImportError::Node { .. }, "is no integer"),
+        case!("a type that the operator does not take", with_attributes(vec![text]), E::Node { .. }, "is no integer"),
     ]);
 }
 
@@ -634,75 +534,40 @@ fn tensors_that_break_the_rules() {
     };
     let location = StringStringEntryProto { key: "location".to_owned(), value: "data".to_owned() };
     refused(vec![
-        case!(
-            "too few bytes",
-            weight(|p| p.raw_data.truncate(11)),
-            ImportError::Tensor { source: TensorError::Size { found: 11, .. }, .. },
-            "\"w\""
-        ),
-        case!(
-            "too many bytes",
-            weight(|p| p.raw_data.push(0)),
-            ImportError::Tensor { source: TensorError::Size { found: 13, .. }, .. },
-            "13"
-        ),
-        case!(
-            "no bytes",
-            weight(|p| p.raw_data.clear()),
-            ImportError::Tensor { source: TensorError::Size { found: 0, .. }, .. },
-            "holds 0"
-        ),
-        case!("a negative size", weight(|p| p.dims = vec![-3]), ImportError::Tensor { source: TensorError::Shape(_), .. }, "-3"),
+        case!("too few bytes", weight(|p| p.raw_data.truncate(11)), E::Tensor { source: T::Size { found: 11, .. }, .. }, "\"w\""),
+        case!("too many bytes", weight(|p| p.raw_data.push(0)), E::Tensor { source: T::Size { found: 13, .. }, .. }, "13"),
+        case!("no bytes", weight(|p| p.raw_data.clear()), E::Tensor { source: T::Size { found: 0, .. }, .. }, "holds 0"),
+        case!("a negative size", weight(|p| p.dims = vec![-3]), E::Tensor { source: T::Shape(_), .. }, "-3"),
         case!(
             "sizes whose product overflows",
             weight(|p| p.dims = vec![1 << 40, 1 << 40]),
-            ImportError::Tensor { source: TensorError::Shape(_), .. },
+            E::Tensor { source: T::Shape(_), .. },
             "too large"
         ),
         case!(
             "sizes that are zero times huge",
             weight(|p| p.dims = vec![0, i64::MAX]),
-            ImportError::Tensor { source: TensorError::Shape(_), .. },
+            E::Tensor { source: T::Shape(_), .. },
             "too large"
         ),
-        case!(
-            "2^32 elements",
-            weight(|p| p.dims = vec![1 << 30, 4]),
-            ImportError::Tensor { source: TensorError::Shape(_), .. },
-            "too large"
-        ),
+        case!("2^32 elements", weight(|p| p.dims = vec![1 << 30, 4]), E::Tensor { source: T::Shape(_), .. }, "too large"),
         case!(
             "2^30 elements in 12 bytes",
             weight(|p| p.dims = vec![1 << 30]),
-            ImportError::Tensor { source: TensorError::Size { .. }, .. },
+            E::Tensor { source: T::Size { .. }, .. },
             "holds 12"
         ),
-        case!("nine axes", weight(|p| p.dims = vec![1; 9]), ImportError::Tensor { source: TensorError::Shape(_), .. }, "rank"),
-        case!(
-            "a hundred thousand axes",
-            weight(|p| p.dims = vec![1; 100_000]),
-            ImportError::Tensor { source: TensorError::Shape(_), .. },
-            "rank"
-        ),
-        case!("strings", weight(|p| p.data_type = 8), ImportError::Tensor { source: TensorError::DType(_), .. }, "string"),
-        case!("an unknown type", weight(|p| p.data_type = 99), ImportError::Tensor { source: TensorError::DType(_), .. }, "99"),
-        case!("no type", weight(|p| p.data_type = 0), ImportError::Tensor { source: TensorError::DType(_), .. }, "undefined"),
-        case!(
-            "data twice",
-            weight(|p| p.float_data = vec![1.; 3]),
-            ImportError::Tensor { source: TensorError::TwoEncodings(_), .. },
-            "raw_data"
-        ),
-        case!(
-            "too few floats",
-            typed(&|p| p.float_data = vec![1.; 2]),
-            ImportError::Tensor { source: TensorError::Size { .. }, .. },
-            "12"
-        ),
+        case!("nine axes", weight(|p| p.dims = vec![1; 9]), E::Tensor { source: T::Shape(_), .. }, "rank"),
+        case!("a hundred thousand axes", weight(|p| p.dims = vec![1; 100_000]), E::Tensor { source: T::Shape(_), .. }, "rank"),
+        case!("strings", weight(|p| p.data_type = 8), E::Tensor { source: T::DType(_), .. }, "string"),
+        case!("an unknown type", weight(|p| p.data_type = 99), E::Tensor { source: T::DType(_), .. }, "99"),
+        case!("no type", weight(|p| p.data_type = 0), E::Tensor { source: T::DType(_), .. }, "undefined"),
+        case!("data twice", weight(|p| p.float_data = vec![1.; 3]), E::Tensor { source: T::TwoEncodings(_), .. }, "raw_data"),
+        case!("too few floats", typed(&|p| p.float_data = vec![1.; 2]), E::Tensor { source: T::Size { .. }, .. }, "12"),
         case!(
             "floats among the integers",
             typed(&|p| p.int32_data = vec![1; 3]),
-            ImportError::Tensor { source: TensorError::Size { .. }, .. },
+            E::Tensor { source: T::Size { .. }, .. },
             "elements"
         ),
         case!(
@@ -718,7 +583,7 @@ fn tensors_that_break_the_rules() {
                 .node(node("Identity", &["w"], &["y"]))
                 .output("y")
                 .bytes(),
-            ImportError::Tensor { source: TensorError::Element { value: 300, .. }, .. },
+            E::Tensor { source: T::Element { value: 300, .. }, .. },
             "300"
         ),
         case!(
@@ -727,13 +592,13 @@ fn tensors_that_break_the_rules() {
                 p.data_location = Some(1);
                 p.external_data = vec![location.clone()];
             }),
-            ImportError::Tensor { source: TensorError::TwoEncodings(_), .. },
+            E::Tensor { source: T::TwoEncodings(_), .. },
             "external"
         ),
         case!(
             "a segment",
             weight(|p| p.segment = Some(tensor_proto::Segment { begin: 0, end: 1 })),
-            ImportError::Tensor { source: TensorError::Segment, .. },
+            E::Tensor { source: T::Segment, .. },
             "segments"
         ),
         case!(
@@ -743,7 +608,7 @@ fn tensors_that_break_the_rules() {
                 constant.0.attribute[0].t.as_mut().unwrap().raw_data.truncate(9);
                 base().node(constant).node(node("Reshape", &["x", "c"], &["y"])).output("y").bytes()
             },
-            ImportError::Node { .. },
+            E::Node { .. },
             "holds 9"
         ),
         case!(
@@ -753,7 +618,7 @@ fn tensors_that_break_the_rules() {
                 constant.0.attribute[0].t.as_mut().unwrap().raw_data.truncate(9);
                 base().node(constant).output("c").bytes()
             },
-            ImportError::Tensor { source: TensorError::Size { .. }, .. },
+            E::Tensor { source: T::Size { .. }, .. },
             "\"c\""
         ),
     ]);
@@ -766,14 +631,14 @@ fn inputs_that_cannot_be() {
     let sequence = |info: &mut ValueInfoProto| set_type(info, TypeValue::SequenceType(Sequence { elem_type: None }));
     let dims = |dims: &'static str| with_input(move |info| *info = value_info("x", DType::F32, dims));
     refused(vec![
-        case!("strings", with_input(text), ImportError::InputType { .. }, "string"),
-        case!("a sequence", with_input(sequence), ImportError::InputType { .. }, "\"x\""),
-        case!("no type", with_input(|info| info.r#type = None), ImportError::InputType { .. }, "no tensor"),
-        case!("a negative size", dims("-2,3"), ImportError::InputType { .. }, "negative"),
-        case!("nine axes", dims("1,1,1,1,1,1,1,1,1"), ImportError::InputType { .. }, "rank"),
-        case!("2^40 elements", dims("1048576,1048576"), ImportError::InputType { .. }, "too large"),
-        case!("an open size", dims("n,3"), ImportError::Binding(BindingError::Missing(_)), "--dim"),
-        case!("an impossible size", dims("2 - 3"), ImportError::Binding(BindingError::NoSize { .. }), "2 - 3"),
+        case!("strings", with_input(text), E::InputType { .. }, "string"),
+        case!("a sequence", with_input(sequence), E::InputType { .. }, "\"x\""),
+        case!("no type", with_input(|info| info.r#type = None), E::InputType { .. }, "no tensor"),
+        case!("a negative size", dims("-2,3"), E::InputType { .. }, "negative"),
+        case!("nine axes", dims("1,1,1,1,1,1,1,1,1"), E::InputType { .. }, "rank"),
+        case!("2^40 elements", dims("1048576,1048576"), E::InputType { .. }, "too large"),
+        case!("an open size", dims("n,3"), E::Binding(B::Missing(_)), "--dim"),
+        case!("an impossible size", dims("2 - 3"), E::Binding(B::NoSize { .. }), "2 - 3"),
     ]);
 }
 
@@ -785,20 +650,20 @@ fn operators_that_would_take_all_memory() {
     };
     let constant = base().initializer("target", &i64s(&[2], &[1 << 20, 1 << 20]));
     refused(vec![
-        case!("an expansion", grown("Expand", &[1 << 20, 1 << 20, 2, 3]), ImportError::Node { .. }, "Expand, opset 17"),
-        case!("a repetition", grown("Tile", &[1 << 30, 1 << 30]), ImportError::Node { .. }, "Tile"),
-        case!("a padding", grown("Pad", &[1 << 30, 1 << 30, 1 << 30, 1 << 30]), ImportError::Node { .. }, "Pad"),
-        case!("a reshape", grown("Reshape", &[i64::MAX, 2]), ImportError::Node { .. }, "Reshape"),
+        case!("an expansion", grown("Expand", &[1 << 20, 1 << 20, 2, 3]), E::Node { .. }, "Expand, opset 17"),
+        case!("a repetition", grown("Tile", &[1 << 30, 1 << 30]), E::Node { .. }, "Tile"),
+        case!("a padding", grown("Pad", &[1 << 30, 1 << 30, 1 << 30, 1 << 30]), E::Node { .. }, "Pad"),
+        case!("a reshape", grown("Reshape", &[i64::MAX, 2]), E::Node { .. }, "Reshape"),
         case!(
             "zeros",
             constant.node(node("ConstantOfShape", &["target"], &["y"])).output("y").bytes(),
-            ImportError::Node { .. },
+            E::Node { .. },
             "ConstantOfShape"
         ),
         case!(
             "an operand of unknown value",
             base().input("s", DType::I64, "2").node(node("Reshape", &["x", "s"], &["y"])).output("y").bytes(),
-            ImportError::Node { .. },
+            E::Node { .. },
             "Reshape"
         ),
     ]);
