@@ -7,7 +7,16 @@ use crate::random::Random;
 
 type Damage = fn(&mut Vec<u8>, &mut Random);
 
-const DAMAGES: [Damage; 8] = [flip, overwrite, grow_number, cut, remove, repeat, insert, splice];
+const DAMAGES: [Damage; 8] = [
+    |bytes, random| flip(bytes, random),
+    |bytes, random| overwrite(bytes, random),
+    grow_number,
+    cut,
+    remove,
+    repeat,
+    insert,
+    splice,
+];
 
 /// A file after some damage; now and then one of random bytes.
 pub fn generate(random: &mut Random) -> Vec<u8> {
@@ -23,14 +32,14 @@ pub fn generate(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-fn flip(bytes: &mut Vec<u8>, random: &mut Random) {
+fn flip(bytes: &mut [u8], random: &mut Random) {
     let bit = 1 << random.below(8);
     if let Some(byte) = random.pick_mut(bytes) {
         *byte ^= bit;
     }
 }
 
-fn overwrite(bytes: &mut Vec<u8>, random: &mut Random) {
+fn overwrite(bytes: &mut [u8], random: &mut Random) {
     const BYTES: [u8; 8] = [0, 1, 2, 0x7f, 0x80, 0xfe, 0xff, 8];
     let new = if random.one_in(2) { BYTES[random.below(BYTES.len())] } else { random.next() as u8 };
     if let Some(byte) = random.pick_mut(bytes) {

@@ -106,8 +106,8 @@ mod tests {
             assert!(judge(dtype, &[6, 6], |i| f64::from(u8::from(future(i)))).is_some(), "ones that are dropped");
             assert!(judge(dtype, &[1, 12, 16], |i| angle(i).cos()).is_some());
             assert!(judge(dtype, &[12, 16], |i| angle(i).sin()).is_some());
-            let mixed =
-                |i: usize| if i % 2 == 0 { angle(i / 16 * 16 + i % 16 / 2).sin() } else { angle(i / 16 * 16 + i % 16 / 2).cos() };
+            let half = |i: usize| angle(i / 16 * 16 + i % 16 / 2);
+            let mixed = |i: usize| if i.is_multiple_of(2) { half(i).sin() } else { half(i).cos() };
             assert!(judge(dtype, &[12, 1, 16], mixed).is_some());
             assert!(judge(dtype, &[1, 8, 1], |i| 10000f64.powf(-(i as f64) / 8.0)).is_some());
             assert!(judge(dtype, &[8], |i| 0.5f64.powi(i as i32 + 1)).is_some(), "slopes of ALiBi");
@@ -123,7 +123,7 @@ mod tests {
             assert_eq!(judge(DType::F32, shape, |_| 0.0), None);
             assert_eq!(judge(DType::F32, shape, |_| 1.0), None);
         }
-        assert_eq!(judge(DType::F32, &[6, 6], |i| f64::from(u8::from(i % 7 == 0))), None, "an identity");
+        assert_eq!(judge(DType::F32, &[6, 6], |i| f64::from(u8::from(i.is_multiple_of(7)))), None, "an identity");
         assert_eq!(judge(DType::F32, &[3], |i| i as f64), None);
         assert_eq!(judge(DType::F32, &[0, 4], |_| 0.0), None);
     }

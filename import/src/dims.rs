@@ -33,9 +33,12 @@ pub(crate) enum Operator {
     Min,
 }
 
+/// What a function makes of its arguments; `None` if it does not take as many.
+type Build = fn(Vec<Expr>) -> Option<Expr>;
+
 /// Functions that PyTorch writes, with what they mean for sizes.
 #[rustfmt::skip]
-const FUNCTIONS: [(&str, fn(Vec<Expr>) -> Option<Expr>); 13] = [
+const FUNCTIONS: [(&str, Build); 13] = [
     ("floor",         |a| rounded(Expr::Floor, one(a)?)),
     ("ceiling",       |a| rounded(Expr::Ceiling, one(a)?)),
     ("ceil",          |a| rounded(Expr::Ceiling, one(a)?)),
@@ -374,7 +377,8 @@ impl<'a> Parser<'a> {
         let mut end = 0;
         while let Some(c) = text[end..].chars().next() {
             let next = text[end + c.len_utf8()..].chars().next();
-            if !is_plain(c) && !(c == '-' && end > 0 && next.is_some_and(char::is_alphabetic)) {
+            let joins = c == '-' && end > 0 && next.is_some_and(char::is_alphabetic);
+            if !is_plain(c) && !joins {
                 break;
             }
             end += c.len_utf8();

@@ -330,7 +330,7 @@ impl fmt::Display for Warning {
                 )
             }
             Warning::Buffers { count, example } => {
-                let tensors = counted(*count, "float initializer is no weight", "float initializers are no weights");
+                let tensors = counted(*count, "float tensor is no weight", "float tensors are no weights");
                 write!(f, "{tensors} by the content and will not train, e.g. {example}")
             }
             Warning::ZeroSize { input } => {

@@ -7,6 +7,9 @@ use meganeura_ir::Tensor;
 use crate::error::ImportError;
 use crate::model::Model;
 
+/// Operators that read the type of an operand, not its elements.
+const TYPE_READERS: [&str; 4] = ["Shape", "Size", "CastLike", "EyeLike"];
+
 /// Weights that are stored several times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
@@ -17,10 +20,11 @@ pub struct Copies {
 }
 
 impl Model {
-    /// Parameters that several nodes read, with the number of these nodes: each is one weight, whose gradients add up.
+    /// Parameters whose elements several nodes read, with the number of these nodes: each is one weight, whose gradients add up.
     pub fn shared(&self) -> Vec<(&str, usize)> {
         let mut uses: HashMap<&str, usize> = HashMap::new();
-        for node in self.live.iter().filter_map(|&n| self.graph.node.get(n)) {
+        let nodes = self.live.iter().filter_map(|&n| self.graph.node.get(n));
+        for node in nodes.filter(|node| !TYPE_READERS.contains(&node.op_type.as_str())) {
             let mut names: Vec<&str> = node.input.iter().map(String::as_str).collect();
             names.sort_unstable();
             names.dedup();
