@@ -2,6 +2,7 @@
 //! attributes that hold what they declare.
 
 mod attributes;
+mod data;
 mod functions;
 
 use std::collections::{HashMap, HashSet};
@@ -13,6 +14,7 @@ use crate::proto::{FunctionProto, GraphProto, NodeProto};
 
 pub use attributes::AttributeError;
 pub(crate) use attributes::infer_types;
+pub(crate) use data::Stored;
 
 /// Checks the main graph with its subgraphs, and the model-local functions.
 pub(crate) fn structure(

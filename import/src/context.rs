@@ -10,6 +10,7 @@ use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
 
 use crate::error::OpError;
 use crate::fold::Folder;
+use crate::narrow::Narrow;
 use crate::tensor::Storage;
 
 /// Sizes, strides, pads and the like are below this, so that index arithmetic cannot overflow.
@@ -28,8 +29,20 @@ pub(crate) struct Context<'a> {
     inputs: Vec<Option<NodeId>>,
     /// By output position: whether anything reads it.
     wanted: Vec<bool>,
+    /// By operand position: the element type that a wider dtype holds.
+    narrow: Vec<Option<Narrow>>,
+    narrow_result: Option<Narrow>,
     read: RefCell<HashSet<&'a str>>,
     notes: Vec<&'static str>,
+}
+
+/// What a rule says besides its results.
+pub(crate) struct Remarks {
+    /// Attributes that it did not read.
+    pub unread: Vec<String>,
+    pub notes: Vec<&'static str>,
+    /// The element type of result 0, where a wider dtype holds it.
+    pub narrow: Option<Narrow>,
 }
 
 impl Deref for Context<'_> {
@@ -53,15 +66,17 @@ impl<'a> Context<'a> {
         opset: i64,
         inputs: Vec<Option<NodeId>>,
         wanted: Vec<bool>,
+        narrow: Vec<Option<Narrow>>,
     ) -> Self {
-        Context { folder, storage, node, opset, inputs, wanted, read: RefCell::default(), notes: Vec::new() }
+        let (narrow_result, read, notes) = (None, RefCell::default(), Vec::new());
+        Context { folder, storage, node, opset, inputs, wanted, narrow, narrow_result, read, notes }
     }
 
-    /// Attributes that the rule did not read, and what it noted.
-    pub fn finish(self) -> (Vec<String>, Vec<&'static str>) {
+    /// What the rule said besides its results.
+    pub fn finish(self) -> Remarks {
         let read = self.read.into_inner();
         let unread = self.node.attribute.iter().map(|a| a.name.as_str()).filter(|name| !read.contains(name));
-        (unread.map(str::to_owned).collect(), self.notes)
+        Remarks { unread: unread.map(str::to_owned).collect(), notes: self.notes, narrow: self.narrow_result }
     }
 
     /// Warns about something in this node.
@@ -96,6 +111,16 @@ impl<'a> Context<'a> {
     /// All operands; none may be absent.
     pub fn all_inputs(&self) -> Result<Vec<NodeId>, OpError> {
         (0..self.input_count()).map(|i| self.input(i)).collect()
+    }
+
+    /// The element type of operand `index`, where a wider dtype holds it.
+    pub fn narrow(&self, index: usize) -> Option<Narrow> {
+        self.narrow.get(index).copied().flatten()
+    }
+
+    /// Declares the element type of result 0, where a wider dtype holds it.
+    pub fn set_narrow(&mut self, narrow: Option<Narrow>) {
+        self.narrow_result = narrow;
     }
 
     pub fn shape(&self, node: NodeId) -> Shape {
@@ -204,9 +229,23 @@ impl<'a> Context<'a> {
         Ok(self.attribute(name, &[AttributeType::Ints], "list of integers")?.map(|a| a.ints.as_slice()))
     }
 
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, OpError> {
+        let expected = "list of UTF-8 strings";
+        let Some(attribute) = self.attribute(name, &[AttributeType::Strings], expected)? else { return Ok(None) };
+        let strings = attribute.strings.iter().map(|s| std::str::from_utf8(s)).collect::<Result<_, _>>();
+        strings.map(Some).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected })
+    }
+
     pub fn string_or(&self, name: &str, default: &'a str) -> Result<&'a str, OpError> {
         let Some(attribute) = self.attribute(name, &[AttributeType::String], "string")? else { return Ok(default) };
         std::str::from_utf8(&attribute.s).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected: "UTF-8 string" })
+    }
+
+    /// A string attribute whose values are a closed list.
+    pub fn choice<T: Copy>(&self, name: &'static str, default: &'a str, values: &[(&str, T)]) -> Result<T, OpError> {
+        let value = self.string_or(name, default)?;
+        let error = || OpError::Attribute { name, value: value.to_owned(), reason: "the standard knows no such value" };
+        values.iter().find(|(known, _)| *known == value).map(|(_, meaning)| *meaning).ok_or_else(error)
     }
 
     /// A tensor attribute, in the dtype of the file.

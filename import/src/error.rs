@@ -42,6 +42,8 @@ pub enum ImportError {
     UnsupportedOps(Vec<UnsupportedOp>),
     #[error("tensor {name:?}: {source}")]
     Tensor { name: String, source: TensorError },
+    #[error("the quantised weight {name:?} does not dequantise: {reason}")]
+    Dequantize { name: String, reason: String },
     #[error("input {name:?} is {found}: only tensors of numbers and booleans can be inputs")]
     InputType { name: String, found: String },
     #[error("the model has no parameter {0:?}")]
@@ -50,6 +52,8 @@ pub enum ImportError {
     Binding(#[from] BindingError),
     #[error("node {node}: {source}")]
     Node { node: Box<NodeName>, source: Box<OpError> },
+    #[error("node {node}: the values of {} {} decide a shape; run the model on data, or bind the values", if inputs.len() == 1 { "input" } else { "inputs" }, list(inputs))]
+    ValuesNeeded { node: Box<NodeName>, inputs: Vec<String> },
     #[error(transparent)]
     Graph(#[from] GraphError),
     #[error("a constant that output {output:?} needs holds {value}, outside the 32-bit range of {dtype} on devices")]
@@ -133,6 +137,8 @@ pub enum BindingError {
     UnknownInput { name: String, known: Vec<String> },
     #[error("input {input:?} has rank {expected}, the given shape {found:?} has not")]
     Rank { input: String, expected: usize, found: Vec<usize> },
+    #[error("input {input:?} is bound to a value of type {found}, which is not its type")]
+    Value { input: String, found: TensorType },
     #[error("size {name:?} is bound to {first} and to {second}")]
     Contradiction { name: String, first: usize, second: usize },
     #[error("no size makes {text:?} equal to {size}{}", given(.known))]
@@ -205,6 +211,8 @@ pub enum OpError {
     Reshape { found: TensorType, target: Vec<i64> },
     #[error("index {index} of an axis of {size}")]
     Index { index: i64, size: usize },
+    #[error("{what} draws random numbers, which is not supported: {remedy}")]
+    Random { what: &'static str, remedy: &'static str },
     #[error("{what} is not supported")]
     Unsupported { what: String },
 }
@@ -234,6 +242,8 @@ pub enum ArtifactError {
     WeightType { name: String, found: TensorType, expected: TensorType },
     #[error("the ONNX file would take {0} bytes; protobuf allows 2 GiB. Write safetensors instead")]
     TooLarge(u64),
+    #[error("weight {0:?} is quantised in the ONNX file and was dequantised at import: write safetensors instead")]
+    Dequantized(String),
     #[error("writing failed: {0}")]
     Write(#[from] io::Error),
 }

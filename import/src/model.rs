@@ -13,10 +13,11 @@ use prost::Message;
 
 use crate::artifact::{self, Artifact};
 use crate::buffers;
-use crate::check;
+use crate::check::{self, Stored};
+use crate::dequantize::{self, Dequantized};
 use crate::dims::Expr;
 use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualified};
-use crate::limits::{Limit, Limits};
+use crate::limits::Limits;
 use crate::ops;
 use crate::roles;
 use crate::schema;
@@ -36,6 +37,9 @@ pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
     pub limits: Limits,
+    /// Quantised weights become float parameters, which can train: initializers of integers or of narrow floats, where
+    /// `DequantizeLinear`, or `Cast`, `Sub` and `Mul`, make floats of them. Otherwise they stay constants, and run as written.
+    pub dequantize: bool,
 }
 
 /// A size of an input or output.
@@ -163,6 +167,8 @@ pub struct Model {
     parameters: Vec<ModelParameter>,
     sources: Vec<ParameterSource>,
     by_name: HashMap<String, usize>,
+    /// How parameters get their values that the file holds as integers.
+    dequantized: BTreeMap<String, Dequantized>,
     kept_outputs: Option<Vec<String>>,
     bindings: Bindings,
     source: Option<String>,
@@ -201,9 +207,12 @@ impl Model {
             _ => PathBuf::from("."),
         };
         if artifact::is_safetensors(&map) {
-            let (artifact, structure) = Artifact::open(map)?;
-            let outputs = options.outputs.clone().or_else(|| artifact.outputs.clone());
-            let options = ImportOptions { outputs, limits: options.limits.clone() };
+            let (artifact, structure) = Artifact::open(map, &options.limits)?;
+            let options = ImportOptions {
+                outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()),
+                dequantize: options.dequantize || artifact.dequantized,
+                limits: options.limits.clone(),
+            };
             let storage = Storage::new(Bytes::Owned(structure), folder, &options.limits);
             let source = artifact.source.clone();
             return Self::build(storage, Some(artifact), source, &options);
@@ -244,6 +253,7 @@ impl Model {
             graph = proto.graph.take().unwrap_or_default();
         }
 
+        let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { BTreeMap::new() };
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
         let live = live_nodes(&graph, outputs.iter().map(|o| o.name.as_str()));
         let unsupported = unsupported_ops(&graph, &live, &opsets);
@@ -263,7 +273,14 @@ impl Model {
             }
         };
         let classified = roles::classify(&graph, &live, &outputs, &judge)?;
-        check_data(&graph, &classified, &needed_names(&graph, &live, &outputs), &storage, artifact.as_ref())?;
+        let stored = Stored {
+            graph: &graph,
+            parameters: &classified,
+            dequantized: &dequantized,
+            storage: &storage,
+            artifact: artifact.as_ref(),
+        };
+        stored.check(&needed_names(&graph, &live, &outputs))?;
         let inputs = model_inputs(&graph, &live, &outputs, options.outputs.is_some())?;
         warnings.extend(roles::warnings(&graph, &live, &classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
@@ -284,6 +301,7 @@ impl Model {
             parameters,
             sources,
             by_name,
+            dequantized,
             kept_outputs: options.outputs.clone(),
             bindings,
             source,
@@ -343,12 +361,23 @@ impl Model {
         self.bindings = bindings;
     }
 
-    /// The value of a parameter in the file, in the dtype of the file.
+    /// Parameters that the ONNX file holds as integers or narrow floats.
+    pub fn dequantized(&self) -> impl Iterator<Item = &str> {
+        self.dequantized.keys().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
+    }
+
+    /// The value of a parameter in the file, in the dtype of the file; of a dequantised one, in f32.
     ///
     /// # Errors
     /// If the model has no such parameter, or if its data is damaged, missing, or outside the model's folder.
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
+        let stored_as_floats = self.artifact.as_ref().is_some_and(|artifact| artifact.dequantized);
+        if let (Some(recipe), false) = (self.dequantized.get(name), stored_as_floats) {
+            let in_artifact = |name: &str| self.artifact.as_ref().and_then(|artifact| artifact.tensor(name));
+            let read = |proto: &TensorProto| in_artifact(&proto.name).map_or_else(|| self.storage.read(proto), Ok);
+            return recipe.value(&self.storage, &self.opsets, &self.parameters[index].shape, read);
+        }
         let read = match &self.artifact {
             Some(artifact) => artifact.read(&self.parameters[index]),
             None => self.parameter_proto(index).ok_or(TensorError::OutOfFile).and_then(|proto| self.storage.read(proto)),
@@ -448,37 +477,6 @@ fn needed_names<'a>(graph: &'a GraphProto, live: &[usize], outputs: &'a [ModelOu
     outputs.iter().map(|o| o.name.as_str()).chain(read).collect()
 }
 
-/// Checks that the data of every stored tensor that the model needs is there and has the right size, without reading it.
-fn check_data(
-    graph: &GraphProto,
-    parameters: &[(ModelParameter, ParameterSource)],
-    needed: &HashSet<&str>,
-    storage: &Storage,
-    artifact: Option<&Artifact>,
-) -> Result<(), ImportError> {
-    let error = |name: &str, source| ImportError::Tensor { name: name.to_owned(), source };
-    let mut separate = HashSet::new();
-    let mut total = 0u64;
-    for (parameter, source) in parameters {
-        let checked = match (artifact, *source) {
-            (Some(artifact), _) => artifact.bytes(parameter).map(|_| ()),
-            (None, ParameterSource::Initializer(_)) => continue,
-            (None, ParameterSource::Constant { node, attribute }) => {
-                let proto = graph.node.get(node).and_then(|n| n.attribute.get(attribute)?.t.as_ref());
-                proto.ok_or(TensorError::OutOfFile).and_then(|proto| storage.check(proto)).map(|_| ())
-            }
-        };
-        checked.map_err(|e| error(&parameter.name, e))?;
-        total = total.saturating_add(stored_type(parameter).bytes() as u64);
-        separate.insert(parameter.name.as_str());
-    }
-    for proto in graph.initializer.iter().filter(|t| needed.contains(t.name.as_str()) && !separate.contains(t.name.as_str())) {
-        let ty = storage.check(proto).map_err(|e| error(&proto.name, e))?;
-        total = total.saturating_add(ty.bytes() as u64);
-    }
-    Ok(storage.limits().check(Limit::WeightBytes, total)?)
-}
-
 /// `only_needed`: inputs that nothing reads are left out.
 fn model_inputs(
     graph: &GraphProto,
@@ -497,7 +495,7 @@ fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) else {
         return Err(refuse("no tensor".to_owned()));
     };
-    let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
+    let dtype = tensor::held_dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
     // Exporters write -1 for a size that they do not know.
     let sizes = ty.shape.iter().flat_map(|s| &s.dim).map(|d| dim_value(d).filter(|&size| size >= 0).unwrap_or(1));
@@ -522,7 +520,7 @@ fn dim_value(dim: &tensor_shape_proto::Dimension) -> Option<i64> {
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
     let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
-    tensor::dtype(tensor.elem_type).ok()
+    tensor::held_dtype(tensor.elem_type).ok()
 }
 
 /// The declared sizes of the value `name`; unnamed ones are called `name.axis`.
@@ -535,7 +533,8 @@ pub(crate) fn declared_dims(name: &str, ty: &TypeProto) -> Option<Vec<Dim>> {
             .enumerate()
             .map(|(axis, dim)| match &dim.value {
                 Some(Value::DimValue(size)) if *size >= 0 => Dim::Fixed(*size as usize),
-                Some(Value::DimParam(symbol)) if !symbol.is_empty() => Dim::Symbol(symbol.clone()),
+                // Exporters write `?` for sizes that need not be equal.
+                Some(Value::DimParam(symbol)) if !symbol.is_empty() && symbol != "?" => Dim::Symbol(symbol.clone()),
                 _ => Dim::Symbol(format!("{name}.{axis}")),
             })
             .collect(),

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::proto::NodeProto;
-use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, TensorType, int_range};
+use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, Tensor, TensorType, int_range};
 use serde::{Deserialize, Serialize};
 
-use crate::context::Context;
+use crate::context::{Context, Remarks};
 use crate::dims::{Expr, Sizes, Solution};
 use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
 use crate::fold::Folder;
 use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label};
+use crate::narrow::{self, Narrow};
 use crate::ops;
 use crate::tensor::arithmetic;
 
@@ -22,13 +23,19 @@ pub struct Bindings {
     pub dims: BTreeMap<String, usize>,
     /// Shapes of inputs by name. They bind the symbols in the declared shape, and override its fixed sizes.
     pub shapes: BTreeMap<String, Vec<usize>>,
+    /// Values of inputs that decide shapes, by name, in the dtype of the model. Such an input is a constant of the specialisation.
+    #[serde(with = "crate::values")]
+    pub values: BTreeMap<String, Tensor>,
 }
+
+/// Inputs of at most this many elements are specialised on their values where these decide shapes.
+const MAX_BOUND_ELEMENTS: usize = 1 << 12;
 
 /// A model at concrete sizes.
 #[derive(Clone, Debug)]
 pub struct Specialized {
-    /// Inputs and outputs in the order of the model, under their names; parameters as in [`Model::parameters`], so that ids agree
-    /// between specialisations. Constants are folded, dead nodes are gone.
+    /// Inputs and outputs in the order of the model, under their names, without the inputs that are bound to values; parameters as
+    /// in [`Model::parameters`], so that ids agree between specialisations. Constants are folded, dead nodes are gone.
     pub graph: Graph,
     /// Value of every symbolic size of the inputs.
     pub dims: BTreeMap<String, usize>,
@@ -40,27 +47,66 @@ impl Model {
     ///
     /// # Errors
     /// [`ImportError::Binding`] if sizes are missing (all are named), unknown, or contradict each other; [`ImportError::Node`] if
-    /// an operator's operands or attributes do not fit, or ask for what this crate cannot express.
+    /// an operator's operands or attributes do not fit, or ask for what this crate cannot express; [`ImportError::ValuesNeeded`] if
+    /// the values of inputs decide a shape.
     pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, ImportError> {
         let mut warnings = Vec::new();
-        let resolved = resolve(self.inputs(), bindings, self.bindings(), &mut warnings)?;
+        let mut bindings = bindings.clone();
+        for (name, value) in &self.bindings().values {
+            bindings.values.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        let resolved = resolve(self.inputs(), &bindings, self.bindings(), &mut warnings)?;
         let mut builder = Builder {
             model: self,
             folder: Folder::default(),
             values: HashMap::new(),
             warnings,
             declared: declared_values(self),
+            narrow: narrow::declared(&self.graph),
             needed: needed_values(self),
             dims: resolved.dims,
         };
-        builder.declare(&resolved.shapes)?;
+        builder.declare(&resolved.shapes, &bindings.values)?;
         for &n in &self.live {
             let node = &self.graph.node[n];
             if let Err(source) = builder.node(node) {
-                return Err(ImportError::Node { node: Box::new(builder.name(node)), source: Box::new(source) });
+                return Err(builder.node_error(node, source));
             }
         }
         builder.finish()
+    }
+
+    /// As [`Model::specialize`], for data that the model is to run on: inputs take the shapes in `data` unless `bindings` tells
+    /// others, and inputs whose values decide shapes are bound to their values. Also returns the bindings with these values; the graph lacks the inputs that they name.
+    ///
+    /// # Errors
+    /// As [`Model::specialize`]; [`ImportError::ValuesNeeded`] only if `data` lacks an input or it is no small tensor.
+    pub fn specialize_on(&self, bindings: &Bindings, data: &[(&str, &Tensor)]) -> Result<(Specialized, Bindings), ImportError> {
+        let mut bindings = bindings.clone();
+        for (name, tensor) in data {
+            bindings.shapes.entry((*name).to_owned()).or_insert_with(|| tensor.shape().to_vec());
+        }
+        let value = |name: &str| data.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        for name in self.bindings().values.keys() {
+            if let Some(value) = value(name) {
+                bindings.values.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        loop {
+            let (node, inputs) = match self.specialize(&bindings) {
+                Err(ImportError::ValuesNeeded { node, inputs }) => (node, inputs),
+                done => return done.map(|specialized| (specialized, bindings)),
+            };
+            let mut bound = false;
+            for name in &inputs {
+                if let Some(value) = value(name).filter(|value| value.shape().numel() <= MAX_BOUND_ELEMENTS) {
+                    bound |= bindings.values.insert(name.clone(), value.clone()).is_none();
+                }
+            }
+            if !bound {
+                return Err(ImportError::ValuesNeeded { node, inputs });
+            }
+        }
     }
 }
 
@@ -78,8 +124,18 @@ fn resolve(
     warnings: &mut Vec<Warning>,
 ) -> Result<Resolved, BindingError> {
     let names = || inputs.iter().map(|i| i.name.clone()).collect();
-    if let Some(name) = bindings.shapes.keys().find(|name| !inputs.iter().any(|i| i.name == **name)) {
+    if let Some(name) = bindings.shapes.keys().chain(bindings.values.keys()).find(|name| !inputs.iter().any(|i| i.name == **name))
+    {
         return Err(BindingError::UnknownInput { name: name.clone(), known: names() });
+    }
+    let mut shapes = bindings.shapes.clone();
+    for input in inputs {
+        let Some(value) = bindings.values.get(&input.name) else { continue };
+        let (name, found) = (&input.name, value.ty());
+        if found.dtype != input.dtype || shapes.get(name).is_some_and(|shape| *shape != *found.shape) {
+            return Err(BindingError::Value { input: name.clone(), found: found.clone() });
+        }
+        shapes.insert(name.clone(), found.shape.to_vec());
     }
     let symbols = symbols(inputs);
     let is_known = |name: &String| {
@@ -91,7 +147,7 @@ fn resolve(
     }
 
     for input in inputs {
-        let Some(shape) = bindings.shapes.get(&input.name) else { continue };
+        let Some(shape) = shapes.get(&input.name) else { continue };
         if input.ranked && input.dims.len() != shape.len() {
             let (input, expected) = (input.name.clone(), input.dims.len());
             return Err(BindingError::Rank { input, expected, found: shape.clone() });
@@ -102,9 +158,9 @@ fn resolve(
         }
     }
     let mut dims = Sizes::new();
-    let given = equations(inputs, bindings);
+    let given = equations(inputs, &bindings.dims, &shapes);
     settle(&given, &mut dims)?;
-    for (_, expr, size) in equations(inputs, defaults) {
+    for (_, expr, size) in equations(inputs, &defaults.dims, &defaults.shapes) {
         if let Solution::Solved(name, size) = expr.solve(size, &dims) {
             dims.insert(name, size);
             settle(&given, &mut dims)?;
@@ -116,7 +172,7 @@ fn resolve(
     }
     let shapes = inputs
         .iter()
-        .map(|input| match bindings.shapes.get(&input.name) {
+        .map(|input| match shapes.get(&input.name) {
             Some(shape) => Ok(shape.clone()),
             None if !input.ranked => {
                 let shape = defaults.shapes.get(&input.name).cloned();
@@ -130,11 +186,15 @@ fn resolve(
     Ok(Resolved { dims, shapes })
 }
 
-/// What bindings say: the text of a size, its expression, and its value.
-fn equations<'a>(inputs: &'a [ModelInput], bindings: &'a Bindings) -> Vec<(&'a str, Expr, usize)> {
-    let named = bindings.dims.iter().map(|(text, size)| (text.as_str(), *size));
+/// What named sizes and shapes of inputs say: the text of a size, its expression, and its value.
+fn equations<'a>(
+    inputs: &'a [ModelInput],
+    dims: &'a Sizes,
+    shapes: &BTreeMap<String, Vec<usize>>,
+) -> Vec<(&'a str, Expr, usize)> {
+    let named = dims.iter().map(|(text, size)| (text.as_str(), *size));
     let shaped = inputs.iter().flat_map(|input| {
-        let sizes = bindings.shapes.get(&input.name).into_iter().flatten();
+        let sizes = shapes.get(&input.name).into_iter().flatten();
         input.dims.iter().zip(sizes).filter_map(|(dim, size)| match dim {
             Dim::Symbol(text) => Some((text.as_str(), *size)),
             Dim::Fixed(_) => None,
@@ -217,6 +277,8 @@ struct Builder<'m> {
     values: HashMap<&'m str, NodeId>,
     warnings: Vec<Warning>,
     declared: HashMap<&'m str, Declared>,
+    /// Element types that wider dtypes hold, by ONNX value name.
+    narrow: HashMap<&'m str, Narrow>,
     /// Values that live nodes or the outputs read.
     needed: HashSet<&'m str>,
     dims: BTreeMap<String, usize>,
@@ -224,10 +286,13 @@ struct Builder<'m> {
 
 impl<'m> Builder<'m> {
     /// Inputs, parameters, and the constants among the initializers.
-    fn declare(&mut self, shapes: &[Vec<usize>]) -> Result<(), ImportError> {
+    fn declare(&mut self, shapes: &[Vec<usize>], values: &BTreeMap<String, Tensor>) -> Result<(), ImportError> {
         for (input, shape) in self.model.inputs().iter().zip(shapes) {
-            let ty = TensorType::new(arithmetic(input.dtype), shape.as_slice());
-            let node = self.folder.graph.input(&input.name, ty)?;
+            let dtype = arithmetic(input.dtype);
+            let node = match values.get(&input.name) {
+                Some(value) => self.folder.constant(value.cast(dtype))?,
+                None => self.folder.graph.input(&input.name, TensorType::new(dtype, shape.as_slice()))?,
+            };
             self.values.insert(&input.name, node);
         }
         for parameter in self.model.parameters() {
@@ -261,6 +326,37 @@ impl<'m> Builder<'m> {
         }
     }
 
+    /// An error at `node`. Where a value should be known and is not, the inputs that it depends on are to blame.
+    fn node_error(&self, node: &NodeProto, source: OpError) -> ImportError {
+        let name = Box::new(self.name(node));
+        if let OpError::NotStatic { index } = source
+            && let Some(&operand) = node.input.get(index).and_then(|name| self.values.get(name.as_str()))
+        {
+            let inputs = self.inputs_of(operand);
+            if !inputs.is_empty() {
+                return ImportError::ValuesNeeded { node: name, inputs };
+            }
+        }
+        ImportError::Node { node: name, source: Box::new(source) }
+    }
+
+    /// Names of the inputs whose values `node` depends on.
+    fn inputs_of(&self, node: NodeId) -> Vec<String> {
+        let graph = &self.folder.graph;
+        let mut reached = vec![false; graph.nodes().len()];
+        reached[node.index()] = true;
+        let mut inputs = Vec::new();
+        for id in graph.ids().rev() {
+            match &graph.node(id).op {
+                _ if !reached[id.index()] => {}
+                Op::Input(input) => inputs.push(graph.inputs()[input.0 as usize].name.clone()),
+                _ => graph.node(id).operands.iter().for_each(|o| reached[o.index()] = true),
+            }
+        }
+        inputs.reverse();
+        inputs
+    }
+
     fn node(&mut self, node: &'m NodeProto) -> Result<(), OpError> {
         // A Constant node that is a parameter has its value already.
         if node.op_type == "Constant" && node.output.first().is_some_and(|o| self.values.contains_key(o.as_str())) {
@@ -278,9 +374,14 @@ impl<'m> Builder<'m> {
         let opset = self.model.opsets.get(domain).unwrap_or_default();
         let before = self.folder.graph.nodes().len();
         let wanted: Vec<bool> = node.output.iter().map(|name| self.needed.contains(name.as_str())).collect();
-        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone());
+        let narrow: Vec<Option<Narrow>> = node.input.iter().map(|name| self.narrow.get(name.as_str()).copied()).collect();
+        let moved = if narrow::moves(node) { narrow.first().copied().flatten() } else { None };
+        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone(), narrow);
         let results = ops::lower(row, &mut context)?;
-        let (ignored, notes) = context.finish();
+        let Remarks { unread: ignored, notes, narrow } = context.finish();
+        for (name, narrow) in node.output.iter().zip(moved.or(narrow).into_iter().cycle()) {
+            self.narrow.insert(name, narrow);
+        }
         if !ignored.is_empty() || !notes.is_empty() {
             let (label, op) = (node_label(node), node.op_type.clone());
             let attribute = |attribute| Warning::IgnoredAttribute { node: label.clone(), op: op.clone(), attribute };

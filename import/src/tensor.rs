@@ -9,9 +9,12 @@ use crate::proto::TensorProto;
 use crate::proto::tensor_proto::{DataLocation, DataType};
 use meganeura_ir::{DType, MAX_ELEMENTS, MAX_RANK, Shape, Tensor, TensorType};
 use memmap2::{Mmap, UncheckedAdvice};
+use prost::Message;
 
+use crate::error::ImportError;
 use crate::external::ExternalFiles;
 use crate::limits::{Limit, LimitError, Limits};
+use crate::narrow::{Narrow, narrow};
 use crate::wire::Locator;
 
 /// Why the data of a tensor cannot be read.
@@ -74,6 +77,11 @@ pub(crate) fn dtype(data_type: i32) -> Result<DType, TensorError> {
     })
 }
 
+/// As [`dtype`], with narrow element types as the dtype that holds their values.
+pub(crate) fn held_dtype(data_type: i32) -> Result<DType, TensorError> {
+    narrow(data_type).map_or_else(|| dtype(data_type), |narrow| Ok(narrow.held()))
+}
+
 /// The dtype in which values of `stored` are computed: every float is f32.
 pub(crate) fn arithmetic(stored: DType) -> DType {
     if stored.is_float() { DType::F32 } else { stored }
@@ -81,7 +89,7 @@ pub(crate) fn arithmetic(stored: DType) -> DType {
 
 /// The declared type of a tensor, checked before anything is allocated.
 pub(crate) fn tensor_type(proto: &TensorProto) -> Result<TensorType, TensorError> {
-    Ok(TensorType::new(dtype(proto.data_type)?, checked_shape(&proto.dims)?))
+    Ok(TensorType::new(held_dtype(proto.data_type)?, checked_shape(&proto.dims)?))
 }
 
 /// A shape that a tensor can have.
@@ -197,13 +205,19 @@ impl Storage {
         let ty = tensor_type(proto)?;
         self.limits.check(Limit::Rank, ty.shape.rank() as u64)?;
         self.limits.check(Limit::Elements, ty.shape.numel() as u64)?;
-        self.source(proto, &ty)?;
+        match packed(proto)? {
+            Some((_, packed)) => self.source(&packed, &tensor_type(&packed)?)?,
+            None => self.source(proto, &ty)?,
+        };
         Ok(ty)
     }
 
     /// The elements of `proto`, in the dtype of the file.
     pub fn read(&self, proto: &TensorProto) -> Result<Tensor, TensorError> {
         let ty = self.check(proto)?;
+        if let Some((narrow, packed)) = packed(proto)? {
+            return Ok(narrow.unpack(ty.shape, self.read(&packed)?.bytes()));
+        }
         match self.source(proto, &ty)? {
             Source::Typed => from_typed(ty, proto),
             Source::Located(bytes) => {
@@ -224,7 +238,7 @@ impl Storage {
 
     /// What `look` makes of the elements as they lie in a file: little-endian. `None` where they do not lie so.
     pub fn peek<T>(&self, proto: &TensorProto, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        let ty = self.check(proto).ok()?;
+        let ty = self.check(proto).ok().filter(|_| narrow(proto.data_type).is_none())?;
         match self.source(proto, &ty).ok()? {
             Source::Typed => None,
             Source::Located(bytes) => Some(look(bytes)),
@@ -287,6 +301,35 @@ impl Storage {
         }
         Ok(Source::External(map, locator))
     }
+}
+
+/// The name and the value of a serialised `TensorProto`, such as the files of ONNX's test data hold.
+///
+/// # Errors
+/// If the bytes are no tensor of numbers, or its data is elsewhere.
+pub fn read_tensor(bytes: &[u8]) -> Result<(String, Tensor), ImportError> {
+    let proto = TensorProto::decode(bytes)?;
+    fn read(proto: &TensorProto) -> Result<Tensor, TensorError> {
+        let ty = tensor_type(proto)?;
+        if let Some((narrow, packed)) = packed(proto)? {
+            return Ok(narrow.unpack(ty.shape, read(&packed)?.bytes()));
+        }
+        if !proto.external_data.is_empty() {
+            return Err(TensorError::OutOfFile);
+        }
+        if proto.raw_data.is_empty() { from_typed(ty, proto) } else { from_raw(ty, &proto.raw_data) }
+    }
+    match read(&proto) {
+        Ok(tensor) => Ok((proto.name, tensor)),
+        Err(source) => Err(ImportError::Tensor { name: proto.name, source }),
+    }
+}
+
+/// A narrow tensor as the bytes that files hold.
+pub(crate) fn packed(proto: &TensorProto) -> Result<Option<(Narrow, TensorProto)>, TensorError> {
+    let Some(narrow) = narrow(proto.data_type) else { return Ok(None) };
+    let packed = narrow.packed(proto).ok_or_else(|| TensorError::Shape(proto.dims.clone()))?;
+    Ok(Some((narrow, packed)))
 }
 
 /// A tensor from little-endian bytes.

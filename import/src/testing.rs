@@ -78,6 +78,11 @@ impl NodeBuilder {
         self.attribute(name, AttributeType::String, AttributeProto { s: s.as_bytes().to_vec(), ..Default::default() })
     }
 
+    pub fn strings(self, name: &str, strings: &[&str]) -> Self {
+        let strings = strings.iter().map(|s| s.as_bytes().to_vec()).collect();
+        self.attribute(name, AttributeType::Strings, AttributeProto { strings, ..Default::default() })
+    }
+
     pub fn tensor(self, name: &str, tensor: &Tensor) -> Self {
         let t = Some(tensor_proto("", tensor));
         self.attribute(name, AttributeType::Tensor, AttributeProto { t, ..Default::default() })
@@ -117,6 +122,12 @@ impl ModelBuilder {
             graph: Some(GraphProto::default()),
             ..Default::default()
         })
+    }
+
+    /// Imports an operator set besides the standard one.
+    pub fn import(mut self, domain: &str, version: i64) -> Self {
+        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+        self
     }
 
     fn graph(mut self, edit: impl FnOnce(&mut GraphProto)) -> Self {

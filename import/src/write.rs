@@ -8,7 +8,7 @@ use prost::Message;
 
 use crate::error::{ArtifactError, ImportError};
 use crate::model::{Model, ModelParameter};
-use crate::tensor::{TensorError, arithmetic};
+use crate::tensor::{self, TensorError, arithmetic};
 use crate::wire::{self, Edit, Locator, Owner, Part, Rope, Site};
 
 /// Where today's value of each parameter comes from, by name: in the dtype of the file or in that of the graph (f32).
@@ -64,7 +64,9 @@ fn edit(model: &Model, site: &Site, data: ParameterData) -> Result<Edit, ImportE
     };
     if site.external {
         let proto = TensorProto::decode(site.message)?;
-        let tensor = model.storage.read(&proto).map_err(error)?;
+        // Narrow elements stay packed, as they are.
+        let stored = tensor::packed(&proto).map_err(error)?.map_or(proto, |(_, packed)| packed);
+        let tensor = model.storage.read(&stored).map_err(error)?;
         return Ok(Edit::Replace(Some(Part::Literal(tensor.into_bytes()))));
     }
     let Some(range) = &site.raw_data else { return Ok(Edit::Keep) };

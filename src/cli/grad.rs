@@ -42,7 +42,7 @@ enum Wrt {
 
 pub fn run(args: &GradArgs) -> Result<(), Failure> {
     check_writable(&args.out)?;
-    let model = args.model.open(&[])?;
+    let model = args.model.open_to_train()?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
     let objective = args.objective.objective();
     let wrt = match args.wrt {
@@ -50,7 +50,7 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
         Wrt::Inputs => WithRespectTo::Inputs,
     };
     let device = args.device.open()?;
-    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings())?;
+    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings(&model))?;
     let metadata = HashMap::from([("loss".to_string(), format!("{:?}", found.loss))]);
     write_tensors(&args.out, &found.gradients, metadata).map_err(Error::from)?;
     let squares = found.gradients.values().flat_map(|t| t.to_f64_vec()).map(|v| v * v);

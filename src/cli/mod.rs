@@ -13,7 +13,6 @@ mod run;
 mod table;
 mod train;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meganeura::{Bindings, Device, DeviceSelector, Error, ImportOptions, Limits, Model};
+use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -112,25 +111,52 @@ struct ModelArgs {
     /// Shape of an input, for instance image=8,3,224,224
     #[arg(long = "input", value_name = "NAME=SHAPE", value_parser = parse_shape)]
     inputs: Vec<(String, Vec<usize>)>,
+    /// Elements of an input of at most one axis whose values decide shapes, for instance axes=0,-1
+    #[arg(long = "value", value_name = "NAME=VALUES", value_parser = parse_values, allow_hyphen_values = true)]
+    values: Vec<(String, Vec<f64>)>,
+    /// Make float parameters of quantised weights, as training always does
+    #[arg(long)]
+    dequantize: bool,
     /// Raise or lower a limit of what a model file may ask for, for instance nodes=2000000; see docs/LIMITS.md
     #[arg(long = "limit", value_name = "NAME=N", value_parser = parse_limit)]
     limits: Vec<(String, u64)>,
 }
 
 impl ModelArgs {
-    fn bindings(&self) -> Bindings {
-        let dims: BTreeMap<_, _> = self.dims.iter().cloned().collect();
-        Bindings { dims, shapes: self.inputs.iter().cloned().collect() }
+    fn bindings(&self, model: &Model) -> Bindings {
+        let mut bindings = Bindings {
+            dims: self.dims.iter().cloned().collect(),
+            shapes: self.inputs.iter().cloned().collect(),
+            ..Bindings::default()
+        };
+        for (name, values) in &self.values {
+            let input = model.inputs().iter().find(|input| input.name == *name);
+            let scalar = values.len() == 1 && input.is_some_and(|input| input.ranked && input.dims.is_empty());
+            let shape = if scalar { Shape::scalar() } else { Shape::from([values.len()]) };
+            // Names and types are checked where the values are used.
+            let dtype = input.map_or(DType::I64, |input| input.dtype);
+            bindings.values.insert(name.clone(), Tensor::from_f64(dtype, shape, values));
+        }
+        bindings
     }
 
     /// Opens the model and shows what is worth knowing about it.
     fn open(&self, outputs: &[String]) -> Result<Model, Failure> {
+        self.open_as(outputs, self.dequantize)
+    }
+
+    /// As [`ModelArgs::open`], with every weight a float.
+    fn open_to_train(&self) -> Result<Model, Failure> {
+        self.open_as(&[], true)
+    }
+
+    fn open_as(&self, outputs: &[String], dequantize: bool) -> Result<Model, Failure> {
         let outputs = (!outputs.is_empty()).then(|| outputs.to_vec());
         let mut limits = Limits::default();
         for (name, value) in &self.limits {
             limits.set(name, *value).map_err(|e| Failure::input(e.to_string()))?;
         }
-        let model = Model::open_with(&self.file, &ImportOptions { outputs, limits })?;
+        let model = Model::open_with(&self.file, &ImportOptions { outputs, dequantize, limits })?;
         warn_all(model.warnings());
         Ok(model)
     }
@@ -150,6 +176,14 @@ fn parse_dim(text: &str) -> Result<(String, usize), String> {
 fn parse_limit(text: &str) -> Result<(String, u64), String> {
     let (name, value) = text.rsplit_once('=').ok_or("write NAME=N, for instance nodes=2000000")?;
     Ok((name.to_string(), value.parse().map_err(|_| format!("{value:?} is not a number"))?))
+}
+
+/// `NAME=0,-1`; nothing after `=` is an empty vector.
+fn parse_values(text: &str) -> Result<(String, Vec<f64>), String> {
+    let (name, values) = text.rsplit_once('=').ok_or("write NAME=VALUES, for instance axes=0,-1")?;
+    let values = values.split(',').map(str::trim).filter(|v| !v.is_empty());
+    let values = values.map(|v| v.parse().map_err(|_| format!("{v:?} is not a number"))).collect::<Result<_, _>>()?;
+    Ok((name.to_string(), values))
 }
 
 /// `NAME=8,3,224,224` or `NAME=8x3x224x224`; nothing after `=` is a scalar.

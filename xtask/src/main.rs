@@ -4,6 +4,7 @@
 
 mod demo;
 mod digits;
+mod published;
 mod python;
 mod shell;
 mod system;

@@ -3,13 +3,26 @@
 use meganeura_ir::{ConvDims, DotDims, NodeId, Op, Shape};
 
 use super::window::{halves, span, unknown_auto_pad, window};
+use super::{Row, Rule, row};
 use super::{math, movement};
 use crate::context::Context;
 use crate::error::OpError;
 
-/// NumPy's `matmul`: vectors are promoted, leading axes broadcast.
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Conv",                  2..=3, &[],     Rule::One(conv)),
+    row("ConvTranspose",         2..=3, &[],     Rule::One(conv_transpose)),
+    row("Gemm",                  2..=3, &[],     Rule::One(gemm)),
+    row("MatMul",                2..=2, &[],     Rule::One(matmul)),
+];
+
 pub(super) fn matmul(c: &mut Context) -> Result<NodeId, OpError> {
     let (a, b) = (c.input(0)?, c.input(1)?);
+    matrix_product(c, a, b)
+}
+
+/// NumPy's `matmul` of operands 0 and 1: vectors are promoted, leading axes broadcast.
+pub(super) fn matrix_product(c: &mut Context, a: NodeId, b: NodeId) -> Result<NodeId, OpError> {
     let (a_shape, b_shape) = (c.shape(a), c.shape(b));
     if a_shape.rank() == 0 || b_shape.rank() == 0 {
         return Err(c.operand_error(if a_shape.rank() == 0 { 0 } else { 1 }, "at least one axis is needed"));
@@ -102,6 +115,12 @@ fn add_bias(c: &mut Context, y: NodeId) -> Result<NodeId, OpError> {
 
 pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, w) = (c.input(0)?, c.input(1)?);
+    let y = convolve(c, x, w)?;
+    add_bias(c, y)
+}
+
+/// The convolution of `x` with `w` by the node's attributes.
+pub(super) fn convolve(c: &mut Context, x: NodeId, w: NodeId) -> Result<NodeId, OpError> {
     let (input, kernel) = spatial(c, x, w)?;
     let window = window(c, &input, Some(&kernel))?;
     let dims = ConvDims {
@@ -111,8 +130,7 @@ pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
         kernel_dilation: window.dilation,
         groups: groups(c)?,
     };
-    let y = c.push(Op::Conv(dims), &[x, w])?;
-    add_bias(c, y)
+    Ok(c.push(Op::Conv(dims), &[x, w])?)
 }
 
 /// The transpose of a convolution: a convolution of the dilated input with the flipped kernel, input and output channels

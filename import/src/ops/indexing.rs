@@ -3,21 +3,32 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType};
 
 use super::movement;
+use super::{Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
 
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Gather",                2..=2, &[],     Rule::One(gather)),
+    row("GatherElements",        2..=2, &[],     Rule::One(gather_elements)),
+    row("GatherND",              2..=2, &[],     Rule::One(gather_nd)),
+    row("Resize",                1..=4, &[1, 2, 3], Rule::One(resize)),
+];
+
+/// An index into an axis of `size`; negative ones count from the end.
+fn in_range(index: i64, size: usize) -> Result<usize, OpError> {
+    let n = size as i64;
+    if (-n..n).contains(&index) { Ok(index.rem_euclid(n) as usize) } else { Err(OpError::Index { index, size }) }
+}
+
 /// Indices with negative ones counted from the end of an axis of `size`. Known ones are checked.
-fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
+pub(super) fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
     if !c.ty(indices).dtype.is_int() {
         return Err(c.operand_error(1, "indices are integers"));
     }
-    let n = size as i64;
     if let Some(known) = c.known(indices) {
-        let values = known.to_i64_vec();
-        if let Some(&index) = values.iter().find(|i| !(-n..n).contains(i)) {
-            return Err(OpError::Index { index, size });
-        }
-        let values: Vec<i64> = values.into_iter().map(|i| if i < 0 { i + n } else { i }).collect();
+        let values = known.to_i64_vec().into_iter().map(|i| Ok(in_range(i, size)? as i64));
+        let values: Vec<i64> = values.collect::<Result<_, OpError>>()?;
         return c.constant_tensor(Tensor::from_i64(known.dtype(), known.shape().clone(), &values));
     }
     if matches!(c.ty(indices).dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64) {
@@ -47,14 +58,25 @@ pub(super) fn gather(c: &mut Context) -> Result<NodeId, OpError> {
 }
 
 /// `i * stride`, in i64.
-fn scaled(c: &mut Context, indices: NodeId, stride: usize) -> Result<NodeId, OpError> {
+pub(super) fn scaled(c: &mut Context, indices: NodeId, stride: usize) -> Result<NodeId, OpError> {
     let indices = c.cast(indices, DType::I64)?;
     if stride == 1 { Ok(indices) } else { Ok(c.scale(indices, stride as f64)?) }
 }
 
+/// The position along `axis`, at every element of `shape`.
+pub(super) fn position(c: &mut Context, dtype: DType, shape: &Shape, axis: usize) -> Result<NodeId, OpError> {
+    Ok(c.push(Op::Iota { dtype, shape: shape.clone(), axis }, &[])?)
+}
+
 /// `linear + i_axis * stride` over the positions of `shape`.
-fn add_position(c: &mut Context, linear: NodeId, shape: &Shape, axis: usize, stride: usize) -> Result<NodeId, OpError> {
-    let position = c.push(Op::Iota { dtype: DType::I64, shape: shape.clone(), axis }, &[])?;
+pub(super) fn add_position(
+    c: &mut Context,
+    linear: NodeId,
+    shape: &Shape,
+    axis: usize,
+    stride: usize,
+) -> Result<NodeId, OpError> {
+    let position = position(c, DType::I64, shape, axis)?;
     let offset = scaled(c, position, stride)?;
     Ok(c.add(linear, offset)?)
 }
@@ -82,8 +104,19 @@ pub(super) fn gather_elements(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
     let batch = c.int_or("batch_dims", 0)?;
     let (x, indices) = (c.input(0)?, c.input(1)?);
-    let (from, shape) = (c.shape(x), c.shape(indices));
+    let from = c.shape(x);
     let batch = usize::try_from(batch).unwrap_or(usize::MAX);
+    let (linear, indexed) = linear_rows(c, indices, &from, batch)?;
+    let rows: Shape = [from[..indexed].iter().product()].into_iter().chain(from[indexed..].iter().copied()).collect();
+    let rows = c.reshape(x, rows)?;
+    Ok(c.push(Op::Gather { axis: 0 }, &[rows, linear])?)
+}
+
+/// For vectors of indices along the last axis of `indices` (operand 1), which name slices of a tensor of shape `from` within the
+/// batch of its first `batch` axes: the positions of these slices when the indexed axes are taken as one, and the number of
+/// these axes, batch included.
+pub(super) fn linear_rows(c: &mut Context, indices: NodeId, from: &Shape, batch: usize) -> Result<(NodeId, usize), OpError> {
+    let shape = c.shape(indices);
     let Some((&width, positions)) = shape.split_last() else {
         return Err(c.operand_error(1, "at least one axis is needed"));
     };
@@ -93,6 +126,17 @@ pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
     }
     let positions = Shape::from(positions);
     let strides = Shape::from(&from[..indexed]).strides();
+    if let Some(known) = c.known(indices) {
+        let known = known.to_i64_vec();
+        let row = |p: usize| -> Result<i64, OpError> {
+            let within = positions.unravel(p).into_iter().zip(&strides[..batch]).map(|(i, stride)| i * stride).sum::<usize>();
+            let vector = known[p * width..(p + 1) * width].iter().zip(&from[batch..]).zip(&strides[batch..]);
+            let each = vector.map(|((&index, &size), &stride)| Ok(in_range(index, size)? * stride));
+            Ok((within + each.sum::<Result<usize, OpError>>()?) as i64)
+        };
+        let rows: Vec<i64> = (0..positions.numel()).map(row).collect::<Result<_, _>>()?;
+        return Ok((c.constant_tensor(Tensor::from_i64(DType::I64, positions.clone(), &rows))?, indexed));
+    }
     let mut linear = c.splat(&TensorType::new(DType::I64, positions.clone()), 0.0)?;
     for (axis, &stride) in strides[..batch].iter().enumerate() {
         linear = add_position(c, linear, &positions, axis, stride)?;
@@ -104,9 +148,7 @@ pub(super) fn gather_nd(c: &mut Context) -> Result<NodeId, OpError> {
         let offset = scaled(c, column, strides[batch + k])?;
         linear = c.binary(BinaryOp::Add, linear, offset)?;
     }
-    let rows: Shape = [from[..indexed].iter().product()].into_iter().chain(from[indexed..].iter().copied()).collect();
-    let rows = c.reshape(x, rows)?;
-    Ok(c.push(Op::Gather { axis: 0 }, &[rows, linear])?)
+    Ok((linear, indexed))
 }
 
 /// Nearest neighbour. An integer scale repeats elements; every other is a gather per axis.

@@ -2,11 +2,67 @@
 
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, UnaryOp};
 
+use super::{ANY, Row, Rule, narrow, row};
 use crate::context::Context;
 use crate::error::OpError;
+use crate::narrow::Narrow;
 use crate::tensor::{self, arithmetic};
 
-/// Attributes that say nothing about numbers here: rounding of saturated 8-bit floats.
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Abs",                   1..=1, &[],     Rule::Unary(UnaryOp::Abs)),
+    row("Acos",                  1..=1, &[],     Rule::Unary(UnaryOp::Acos)),
+    row("Acosh",                 1..=1, &[],     Rule::Unary(UnaryOp::Acosh)),
+    row("Add",                   2..=2, &[],     Rule::Binary(BinaryOp::Add)),
+    row("And",                   2..=2, &[],     Rule::Binary(BinaryOp::And)),
+    row("Asin",                  1..=1, &[],     Rule::Unary(UnaryOp::Asin)),
+    row("Asinh",                 1..=1, &[],     Rule::Unary(UnaryOp::Asinh)),
+    row("Atan",                  1..=1, &[],     Rule::Unary(UnaryOp::Atan)),
+    row("Atanh",                 1..=1, &[],     Rule::Unary(UnaryOp::Atanh)),
+    row("BitwiseAnd",            2..=2, &[],     Rule::Binary(BinaryOp::And)),
+    row("BitwiseNot",            1..=1, &[],     Rule::Unary(UnaryOp::Not)),
+    row("BitwiseOr",             2..=2, &[],     Rule::Binary(BinaryOp::Or)),
+    row("BitwiseXor",            2..=2, &[],     Rule::Binary(BinaryOp::Xor)),
+    row("Cast",                  1..=1, &[],     Rule::One(cast)),
+    row("CastLike",              2..=2, &[],     Rule::One(cast_like)),
+    row("Ceil",                  1..=1, &[],     Rule::Unary(UnaryOp::Ceil)),
+    row("Cos",                   1..=1, &[],     Rule::Unary(UnaryOp::Cos)),
+    row("Cosh",                  1..=1, &[],     Rule::Unary(UnaryOp::Cosh)),
+    row("Div",                   2..=2, &[],     Rule::Binary(BinaryOp::Div)),
+    row("Equal",                 2..=2, &[],     Rule::Compare(CompareOp::Eq)),
+    row("Erf",                   1..=1, &[],     Rule::Unary(UnaryOp::Erf)),
+    row("Exp",                   1..=1, &[],     Rule::Unary(UnaryOp::Exp)),
+    row("Floor",                 1..=1, &[],     Rule::Unary(UnaryOp::Floor)),
+    row("Greater",               2..=2, &[],     Rule::Compare(CompareOp::Gt)),
+    row("GreaterOrEqual",        2..=2, &[],     Rule::Compare(CompareOp::Ge)),
+    row("IsInf",                 1..=1, &[],     Rule::One(is_inf)),
+    row("IsNaN",                 1..=1, &[],     Rule::Unary(UnaryOp::IsNan)),
+    row("Less",                  2..=2, &[],     Rule::Compare(CompareOp::Lt)),
+    row("LessOrEqual",           2..=2, &[],     Rule::Compare(CompareOp::Le)),
+    row("Log",                   1..=1, &[],     Rule::Unary(UnaryOp::Log)),
+    row("Max",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Max)),
+    row("Mean",                  1..=ANY, &[],   Rule::One(mean)),
+    row("Min",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Min)),
+    row("Mod",                   2..=2, &[],     Rule::One(modulo)),
+    row("Mul",                   2..=2, &[],     Rule::Binary(BinaryOp::Mul)),
+    row("Neg",                   1..=1, &[],     Rule::Unary(UnaryOp::Neg)),
+    row("Not",                   1..=1, &[],     Rule::Unary(UnaryOp::Not)),
+    row("Or",                    2..=2, &[],     Rule::Binary(BinaryOp::Or)),
+    row("Pow",                   2..=2, &[],     Rule::One(pow)),
+    row("Reciprocal",            1..=1, &[],     Rule::Unary(UnaryOp::Reciprocal)),
+    row("Round",                 1..=1, &[],     Rule::Unary(UnaryOp::Round)),
+    row("Sign",                  1..=1, &[],     Rule::Unary(UnaryOp::Sign)),
+    row("Sin",                   1..=1, &[],     Rule::Unary(UnaryOp::Sin)),
+    row("Sinh",                  1..=1, &[],     Rule::Unary(UnaryOp::Sinh)),
+    row("Sqrt",                  1..=1, &[],     Rule::Unary(UnaryOp::Sqrt)),
+    row("Sub",                   2..=2, &[],     Rule::Binary(BinaryOp::Sub)),
+    row("Sum",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Add)),
+    row("Tan",                   1..=1, &[],     Rule::Unary(UnaryOp::Tan)),
+    row("Where",                 3..=3, &[],     Rule::One(where_)),
+    row("Xor",                   2..=2, &[],     Rule::Binary(BinaryOp::Xor)),
+];
+
+/// Attributes that say nothing about the numbers of wide types: they are for 8-bit floats.
 const CAST_ATTRIBUTES: [&str; 2] = ["saturate", "round_mode"];
 
 pub(super) fn binary(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
@@ -124,16 +180,37 @@ pub(super) fn where_(c: &mut Context) -> Result<NodeId, OpError> {
     Ok(c.select(operands[0], operands[1], operands[2])?)
 }
 
-/// To a float of any width: f32.
+/// To a float of 16 bits or more: f32.
 pub(super) fn cast(c: &mut Context) -> Result<NodeId, OpError> {
-    c.ignore(&CAST_ATTRIBUTES);
     let to = c.int("to")?.ok_or(OpError::MissingAttribute("to"))?;
-    let dtype = tensor::dtype(i32::try_from(to).unwrap_or(0))?;
+    cast_to(c, i32::try_from(to).unwrap_or(0))
+}
+
+/// Operand 0 as elements of a `TensorProto.DataType`.
+fn cast_to(c: &mut Context, data_type: i32) -> Result<NodeId, OpError> {
+    match crate::narrow::narrow(data_type) {
+        Some(narrow) => cast_to_narrow(c, narrow),
+        None => {
+            let dtype = tensor::dtype(data_type)?;
+            c.ignore(&CAST_ATTRIBUTES);
+            let x = c.input(0)?;
+            Ok(c.cast(x, arithmetic(dtype))?)
+        }
+    }
+}
+
+fn cast_to_narrow(c: &mut Context, to: Narrow) -> Result<NodeId, OpError> {
+    let saturate = c.flag("saturate", true)?;
+    let mode = c.choice("round_mode", "up", &narrow::ROUND_MODES)?;
     let x = c.input(0)?;
-    Ok(c.cast(x, arithmetic(dtype))?)
+    c.set_narrow(Some(to));
+    narrow::cast(c, x, to, saturate, mode)
 }
 
 pub(super) fn cast_like(c: &mut Context) -> Result<NodeId, OpError> {
+    if let Some(narrow) = c.narrow(1) {
+        return cast_to_narrow(c, narrow);
+    }
     c.ignore(&CAST_ATTRIBUTES);
     let (x, like) = (c.input(0)?, c.input(1)?);
     let dtype = c.ty(like).dtype;

@@ -1,6 +1,7 @@
 mod artifact;
 mod bad_files;
 mod corpus;
+mod dequantize;
 mod external;
 mod report;
 mod sparse;
