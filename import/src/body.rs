@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::error::OpError;
 use crate::model::{declared_dims, declared_dtype};
 use crate::proto::{GraphProto, NodeProto, ValueInfoProto};
-use crate::specialize::{Builder, size};
+use crate::specialize::Builder;
 use crate::tensor::arithmetic;
 use crate::value::Value;
 
@@ -81,7 +81,7 @@ impl<'m> Control<'_, 'm> {
     pub fn declared(&self, output: &ValueInfoProto) -> Option<TensorType> {
         let ty = output.r#type.as_ref()?;
         let dims = declared_dims(&output.name, ty)?;
-        let shape = dims.iter().map(|dim| size(dim, &self.builder.dims)).collect::<Option<_>>()?;
+        let shape = dims.iter().map(|dim| dim.size(&self.builder.dims)).collect::<Option<_>>()?;
         Some(TensorType { dtype: arithmetic(declared_dtype(ty)?), shape })
     }
 }

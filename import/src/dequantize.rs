@@ -211,6 +211,11 @@ fn stored_shape(graph: &GraphProto, uses: &Uses, name: &str) -> Option<Shape> {
 }
 
 impl Dequantized {
+    /// The initializers that the floats follow from.
+    pub fn initializers(&self) -> &[TensorProto] {
+        &self.0.initializer
+    }
+
     /// The floats, of `shape`, computed in f32. `read` gives the value of an initializer.
     ///
     /// # Errors

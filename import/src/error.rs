@@ -6,16 +6,20 @@ use std::path::PathBuf;
 
 use meganeura_ir::{DType, GraphError, NodeId, TensorType};
 
+pub use crate::check::AttributeError;
+use crate::limits::LimitError;
 use crate::tensor::TensorError;
 use crate::wire::WireError;
 
 /// Why a model cannot be imported, specialised, or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    #[error("{path}: {source}")]
+    #[error("the file cannot be read: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("the file is empty")]
     Empty,
+    #[error("it is no regular file")]
+    NoFile,
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("the file is no ONNX model: {0}")]
@@ -30,6 +34,8 @@ pub enum ImportError {
     Opset(i64),
     #[error(transparent)]
     Structure(#[from] StructureError),
+    #[error("the file is refused: {0}")]
+    Limit(#[from] LimitError),
     #[error("the model has no output {name:?}; its outputs are {}", list(.known))]
     UnknownOutput { name: String, known: Vec<String> },
     #[error("{} not supported:{}", counted(.0.len(), "operator is", "operators are"), lines(.0))]
@@ -80,14 +86,26 @@ impl ImportError {
 pub enum StructureError {
     #[error("the value {name:?} is defined twice: the second time by {by}")]
     Duplicate { name: String, by: String },
+    #[error("the value {name:?} of an enclosing graph is defined again by {by}")]
+    Shadowed { name: String, by: String },
     #[error("{user} reads {name:?}, which only a later node defines: the nodes are not in topological order")]
     Order { name: String, user: String },
+    #[error("{user} reads {name:?}, which depends on that node itself: the graph has a cycle")]
+    Cycle { name: String, user: String },
     #[error("{user} reads {name:?}, which nothing defines")]
     Undefined { name: String, user: String },
     #[error("an initializer has no name")]
     UnnamedInitializer,
     #[error("a graph input has no name")]
     UnnamedInput,
+    #[error("a graph output has no name")]
+    UnnamedOutput,
+    #[error("a model-local function has no name")]
+    UnnamedFunction,
+    #[error("node {node} names no operator")]
+    NoOperator { node: String },
+    #[error("node {node}: {source}")]
+    Attribute { node: Box<NodeName>, source: AttributeError },
     #[error("the model-local function {name:?} is defined twice")]
     DuplicateFunction { name: String },
     #[error("model-local functions call each other without end: {}", .path.join(" calls "))]
@@ -100,6 +118,12 @@ pub enum StructureError {
     Nesting(usize),
     #[error("the functions of the model expand to more than {0} bytes")]
     Expansion(usize),
+    #[error("the operator set {domain:?} is imported in version {first} and in version {second}")]
+    OpsetTwice { domain: String, first: i64, second: i64 },
+    #[error("the operator set {domain:?} is imported in version {version}: versions begin at 1")]
+    OpsetVersion { domain: String, version: i64 },
+    #[error("the model is refused: {0}")]
+    Limit(#[from] LimitError),
 }
 
 /// An operator that the import has no rule for.
@@ -144,6 +168,14 @@ pub enum BindingError {
     Value { input: String, found: TensorType },
     #[error("size {name:?} is bound to {first} and to {second}")]
     Contradiction { name: String, first: usize, second: usize },
+    #[error("no size makes {text:?} equal to {size}{}", given(.known))]
+    Expression { text: String, size: usize, known: Vec<String> },
+    #[error("the size {text:?} is negative, no integer, or too large for the sizes that are given")]
+    NoSize { text: String },
+}
+
+fn given(known: &[String]) -> String {
+    if known.is_empty() { String::new() } else { format!(" where {}", list(known)) }
 }
 
 /// A symbolic size without a value, and where it occurs first.
@@ -271,6 +303,20 @@ pub enum Warning {
     FoldedBatchNorm {
         count: usize,
     },
+    /// Two tensors of the original model were equal when it was exported, and the exporter stored one.
+    MergedTensors {
+        kept: String,
+        lost: String,
+    },
+    /// Float tensors whose content shows that they are no weights.
+    Buffers {
+        count: usize,
+        example: String,
+    },
+    /// An input without elements: some exporters write 0 for a size that is not known.
+    ZeroSize {
+        input: String,
+    },
     /// Weights, inputs or constants of 64-bit floats: computed in f32.
     ReducedPrecision {
         count: usize,
@@ -301,6 +347,10 @@ pub enum Warning {
     },
 }
 
+/// How torch's two exporters leave a model as it is.
+const KEEP_AS_IS: &str = "To keep the model as it is, export again with torch.onnx.export(..., dynamo=True, optimize=False), or \
+                          with dynamo=False, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE";
+
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -309,10 +359,30 @@ impl fmt::Display for Warning {
                 write!(f, "opset {found} is newer than {newest}, the newest that this program knows: operators may have changed")
             }
             Warning::RenamedWeights { count, example } => {
-                write!(f, "{} lost the original name in the export, e.g. {example}", counted(*count, "weight", "weights"))
+                let weights = counted(*count, "weight", "weights");
+                write!(f, "{weights} lost the original name in the export, e.g. {example}. {KEEP_AS_IS}")
             }
             Warning::FoldedBatchNorm { count } => {
-                write!(f, "the exporter merged batch normalisation into {}", counted(*count, "convolution", "convolutions"))
+                let convolutions = counted(*count, "convolution", "convolutions");
+                write!(
+                    f,
+                    "the exporter merged batch normalisation into {convolutions}: training will run without normalisation. "
+                )?;
+                f.write_str(KEEP_AS_IS)
+            }
+            Warning::MergedTensors { kept, lost } => {
+                write!(
+                    f,
+                    "the exporter stored {kept} for {lost} too, as both were equal: they stay one tensor. To keep them apart, \
+                     export again with torch.onnx.export(..., keep_initializers_as_inputs=True), or with dynamo=True"
+                )
+            }
+            Warning::Buffers { count, example } => {
+                let tensors = counted(*count, "float tensor is no weight", "float tensors are no weights");
+                write!(f, "{tensors} by the content and will not train, e.g. {example}")
+            }
+            Warning::ZeroSize { input } => {
+                write!(f, "input {input} has an axis of size 0: if any size is meant, give the shape, --input {input}=SHAPE")
             }
             Warning::ReducedPrecision { count, example } => {
                 write!(f, "{} of f64 will be computed in f32, e.g. {example}", counted(*count, "tensor", "tensors"))

@@ -240,7 +240,7 @@ impl<'a> Flattener<'a> {
         if node.output.len() > function.output.len() {
             return Err(misfit("it has more outputs").into());
         }
-        let opsets = Opsets::new(&function.opset_import);
+        let opsets = Opsets::new(&function.opset_import)?;
         check_opset(&opsets)?;
 
         let path = path(node);

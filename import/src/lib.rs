@@ -10,18 +10,25 @@
 
 mod artifact;
 mod body;
+mod buffers;
 mod check;
 mod context;
 mod dequantize;
+mod dims;
 mod error;
 mod export;
+mod external;
 mod flatten;
 mod fold;
+mod limits;
 mod model;
 mod narrow;
 mod ops;
 mod proto;
 mod roles;
+mod schema;
+mod sharing;
+mod sparse;
 mod specialize;
 mod tensor;
 mod value;
@@ -36,11 +43,19 @@ mod tests;
 
 pub use artifact::write_artifact;
 pub use error::{
-    ArtifactError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp, Warning,
+    ArtifactError, AttributeError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp,
+    Warning,
 };
 pub use export::write_onnx;
+pub use limits::{Limit, LimitError, LimitSettingError, Limits};
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
+pub use sharing::Copies;
 pub use specialize::{Bindings, Specialized};
 pub use tensor::{TensorError, read_tensor};
 pub use wire::WireError;
 pub use write::WeightSource;
+
+/// Domain and name of every operator that the import knows. The standard domain is the empty one.
+pub fn operators() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ops::table()
+}

@@ -1,6 +1,7 @@
 //! [`Model`]: a checked ONNX model whose sizes may still be symbolic.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
@@ -11,15 +12,21 @@ use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 
 use crate::artifact::{self, Artifact};
-use crate::check;
+use crate::buffers;
+use crate::check::{self, Stored};
 use crate::dequantize::{self, Dequantized};
-use crate::error::{ImportError, UnsupportedOp, Warning, qualified};
+use crate::dims::Expr;
+use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualified};
 use crate::flatten::{Flattened, flatten};
+use crate::limits::Limits;
 use crate::ops;
 use crate::roles;
+use crate::schema;
+use crate::sparse;
 use crate::specialize::Bindings;
 use crate::tensor::{self, Bytes, Storage};
 use crate::wire::{self, Locator};
+use crate::write::stored_type;
 
 /// The newest opset and IR version whose operators this crate was written against.
 const NEWEST_OPSET: i64 = 27;
@@ -31,6 +38,7 @@ const NEWEST_IR_VERSION: i64 = 13;
 pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
+    pub limits: Limits,
     /// Quantised weights become float parameters, which can train: initializers of integers or of narrow floats, where
     /// `DequantizeLinear`, or `Cast`, `Sub` and `Mul`, make floats of them. Otherwise they stay constants, and run as written.
     pub dequantize: bool,
@@ -40,8 +48,19 @@ pub struct ImportOptions {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dim {
     Fixed(usize),
-    /// Bound by [`Bindings`](crate::Bindings). A size without a name in the file is called `input.axis`.
+    /// Bound by [`Bindings`](crate::Bindings): a name, or an expression of names such as `2*s0`. A size without a name in the
+    /// file is called `input.axis`.
     Symbol(String),
+}
+
+impl Dim {
+    /// The size, where `sizes` has a value for every name in it.
+    pub fn size(&self, sizes: &BTreeMap<String, usize>) -> Option<usize> {
+        match self {
+            Dim::Fixed(size) => Some(*size),
+            Dim::Symbol(text) => sizes.get(text).copied().or_else(|| Expr::parse(text).size(sizes)),
+        }
+    }
 }
 
 impl std::fmt::Display for Dim {
@@ -93,8 +112,21 @@ pub struct ModelParameter {
 pub(crate) struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    pub fn new(imports: &[OperatorSetIdProto]) -> Self {
-        Opsets(imports.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
+    /// # Errors
+    /// A version below 1, or two versions of one operator set.
+    pub fn new(imports: &[OperatorSetIdProto]) -> Result<Self, StructureError> {
+        let mut versions = BTreeMap::new();
+        for import in imports {
+            let (domain, version) = (canonical_domain(&import.domain).to_owned(), import.version);
+            if version < 1 {
+                return Err(StructureError::OpsetVersion { domain, version });
+            }
+            let first = *versions.entry(domain.clone()).or_insert(version);
+            if first != version {
+                return Err(StructureError::OpsetTwice { domain, first, second: version });
+            }
+        }
+        Ok(Opsets(versions))
     }
 
     pub fn get(&self, domain: &str) -> Option<i64> {
@@ -153,25 +185,32 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &ImportOptions) -> Result<Model, ImportError> {
         let path = path.as_ref();
         let io = |source| ImportError::Io { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(io)?.len() == 0 {
+        // Opening a pipe would wait for who writes it.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(ImportError::NoFile);
+        }
+        let file = File::open(path).map_err(io)?;
+        let map = tensor::map_file(&file).map_err(io)?;
+        if map.is_empty() {
             return Err(ImportError::Empty);
         }
-        let map = tensor::map_file(path).map_err(io)?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
         };
         if artifact::is_safetensors(&map) {
-            let (artifact, structure) = Artifact::open(map)?;
+            let (artifact, structure) = Artifact::open(map, &options.limits)?;
             let options = ImportOptions {
                 outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()),
                 dequantize: options.dequantize || artifact.dequantized,
+                limits: options.limits.clone(),
             };
+            let storage = Storage::new(Bytes::Owned(structure), folder, &options.limits);
             let source = artifact.source.clone();
-            return Self::build(Storage::new(Bytes::Owned(structure), folder), Some(artifact), source, &options);
+            return Self::build(storage, Some(artifact), source, &options);
         }
         let source = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Self::build(Storage::new(Bytes::Mapped(map), folder), None, source, options)
+        Self::build(Storage::new(Bytes::Mapped(map), folder, &options.limits), None, source, options)
     }
 
     /// As [`Model::open_with`], for the bytes of an `.onnx` file without external data.
@@ -182,22 +221,30 @@ impl Model {
         if bytes.is_empty() {
             return Err(ImportError::Empty);
         }
-        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from(".")), None, None, options)
+        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from("."), &options.limits), None, None, options)
     }
 
     fn build(
-        storage: Storage,
+        mut storage: Storage,
         artifact: Option<Artifact>,
         source: Option<String>,
         options: &ImportOptions,
     ) -> Result<Model, ImportError> {
-        let skeleton = wire::skeleton(storage.main.as_slice())?;
+        schema::scan(storage.model(), &options.limits)?;
+        let mut skeleton = wire::skeleton(storage.model())?;
         let mut proto = ModelProto::decode(skeleton.as_slice())?;
-        let graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
-        let opsets = Opsets::new(&proto.opset_import);
+        let mut graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
+        let opsets = Opsets::new(&proto.opset_import)?;
         let mut warnings = check_versions(&proto, &opsets)?;
+        check::infer_types(&mut graph.node);
+        check::structure(&graph, &proto.functions, &opsets, &options.limits)?;
+        if !graph.sparse_initializer.is_empty() {
+            sparse::densify(&mut graph, &mut storage, &options.limits)?;
+            proto.graph = Some(graph);
+            skeleton = proto.encode_to_vec();
+            graph = proto.graph.take().unwrap_or_default();
+        }
         let Flattened { mut graph, function_tensors } = flatten(graph, &proto.functions, &opsets)?;
-        check::structure(&graph)?;
 
         let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { BTreeMap::new() };
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
@@ -210,16 +257,33 @@ impl Model {
             *op_counts.entry(qualified(canonical_domain(&node.domain), &node.op_type)).or_insert(0) += 1;
         }
 
-        let classified = roles::classify(&graph, &outputs, &function_tensors)?;
+        let judge = |parameter: &ModelParameter, proto: &TensorProto| {
+            let ty = stored_type(parameter);
+            match &artifact {
+                Some(artifact) => buffers::recognise(&ty, artifact.bytes(parameter).ok()?),
+                None => storage.peek(proto, |bytes| buffers::recognise(&ty, bytes))?,
+            }
+        };
+        let classified = roles::classify(&graph, &outputs, &function_tensors, &judge)?;
         let inputs = model_inputs(&graph, &outputs, options.outputs.is_some())?;
-        warnings.extend(roles::warnings(&classified, &inputs));
+        warnings.extend(roles::warnings(&graph, &classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
         let by_ordinal = classified.iter().enumerate().map(|(i, (_, ordinal))| (*ordinal, i)).collect();
         let parameters: Vec<ModelParameter> = classified.into_iter().map(|(parameter, _)| parameter).collect();
         let mut stored = vec![TensorProto::default(); parameters.len()];
         take_parameters(&mut graph, &by_ordinal, &mut stored);
+        let data = Stored {
+            graph: &graph,
+            parameters: &parameters,
+            stored: &stored,
+            dequantized: &dequantized,
+            storage: &storage,
+            artifact: artifact.as_ref(),
+        };
+        data.check(&read_values(&graph, &outputs))?;
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
         let bindings = artifact.as_ref().map(|a| a.bindings.clone()).unwrap_or_default();
+        storage.release();
         Ok(Model {
             storage,
             artifact,
@@ -310,7 +374,7 @@ impl Model {
             return recipe.value(&self.storage, &self.parameters[index].shape, read);
         }
         let read = match &self.artifact {
-            Some(artifact) => artifact.read(name, &self.parameters[index]),
+            Some(artifact) => artifact.read(&self.parameters[index]),
             None => self.storage.read(&self.stored[index]),
         };
         read.map_err(|source| ImportError::Tensor { name: name.to_owned(), source })
@@ -325,30 +389,6 @@ impl Model {
     pub(crate) fn parameter_index(&self, ordinal: u64) -> Option<usize> {
         self.by_ordinal.get(&ordinal).copied()
     }
-
-    /// Groups of parameters with equal type and content, of more than one axis: copies of one weight that the exporter made, or
-    /// weights that were initialised alike. Reads every weight.
-    ///
-    /// # Errors
-    /// As [`Model::weight`].
-    pub fn tied_copies(&self) -> Result<Vec<Vec<String>>, ImportError> {
-        let mut groups: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
-        for (i, p) in self.parameters.iter().enumerate() {
-            if p.shape.rank() > 1 {
-                groups.entry((p.shape.numel(), hash(&self.weight(&p.name)?))).or_default().push(i);
-            }
-        }
-        let mut tied: Vec<Vec<usize>> = groups.into_values().filter(|g| g.len() > 1).collect();
-        tied.sort();
-        Ok(tied.into_iter().map(|g| g.into_iter().map(|i| self.parameters[i].name.clone()).collect()).collect())
-    }
-}
-
-fn hash(tensor: &Tensor) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    tensor.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, ImportError> {
@@ -500,12 +540,25 @@ fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     };
     let dtype = tensor::held_dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
+    // Exporters write -1 for a size that they do not know.
+    let sizes = ty.shape.iter().flat_map(|s| &s.dim).map(|d| dim_value(d).filter(|&size| size >= 0).unwrap_or(1));
+    if ty.shape.iter().flat_map(|s| &s.dim).any(|d| dim_value(d).is_some_and(|size| size < -1)) {
+        return Err(refuse("a tensor of negative size".to_owned()));
+    }
+    tensor::checked_shape(&sizes.collect::<Vec<_>>()).map_err(|e| refuse(e.to_string()))?;
     Ok(ModelInput { name: info.name.clone(), dtype, ranked: dims.is_some(), dims: dims.unwrap_or_default() })
 }
 
 fn model_output(info: &ValueInfoProto) -> ModelOutput {
     let (dtype, dims) = info.r#type.as_ref().map_or((None, None), |t| (declared_dtype(t), declared_dims(&info.name, t)));
     ModelOutput { name: info.name.clone(), dtype, dims }
+}
+
+fn dim_value(dim: &tensor_shape_proto::Dimension) -> Option<i64> {
+    match dim.value {
+        Some(tensor_shape_proto::dimension::Value::DimValue(size)) => Some(size),
+        _ => None,
+    }
 }
 
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {

@@ -3,30 +3,24 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use meganeura_ir::{DType, ParameterRole};
+use meganeura_ir::{DType, ParameterRole, TensorType};
 
 use crate::error::{ImportError, Warning};
-use crate::model::{ModelInput, ModelOutput, ModelParameter, canonical_domain};
+use crate::model::{Dim, ModelInput, ModelOutput, ModelParameter, canonical_domain};
 use crate::narrow::narrow;
 use crate::ops::{self, Rule};
-use crate::tensor::{self, TensorError};
+use crate::tensor;
 use crate::wire::Locator;
 
 /// A float tensor in a Constant node of at most this many elements and with a name that an exporter made up is a literal of the program.
 const LITERAL_ELEMENTS: usize = 16;
 
 /// Last parts of names that frameworks give to tensors which they store and never train.
-const BUFFER_NAMES: [&str; 10] = [
-    "running_mean",
-    "running_var",
-    "num_batches_tracked",
-    "inv_freq",
-    "cos_cached",
-    "sin_cached",
-    "cos_cache",
-    "sin_cache",
-    "cos",
-    "sin",
+#[rustfmt::skip]
+const BUFFER_NAMES: [&str; 20] = [
+    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos",
+    "sin", "anchors", "anchor_grid", "attn_mask", "causal_mask", "masked_bias", "relative_coords_table", "pixel_mean", "pixel_std",
+    "forward_basis_buffer", "position_ids",
 ];
 
 /// Marks in the names that exporters give to literals of the program: torch's two exporters and its tracer.
@@ -35,16 +29,37 @@ const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "s
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
 
+/// Names that torch's exporter gives, with a number, to weights that it transposed.
+const FOLDED_VIEWS: [&str; 3] = ["permute", "transpose", "t"];
+
+/// Judges a float tensor by its content: what it is, if it is no weight.
+pub(crate) type Judge<'a> = dyn Fn(&ModelParameter, &TensorProto) -> Option<&'static str> + 'a;
+
 /// The parameters among the tensors that the nodes or the outputs need, in file order: initializers, then Constant nodes, those of
 /// bodies after those around them. Each comes with its ordinal in the file. `function_tensors` names those that functions hold.
 pub(crate) fn classify(
     graph: &GraphProto,
     outputs: &[ModelOutput],
     function_tensors: &HashMap<u64, String>,
+    judge: &Judge,
 ) -> Result<Vec<(ModelParameter, u64)>, ImportError> {
     let uses = Uses::new(graph, outputs);
     let mut parameters = Vec::new();
     let mut ordinals = HashSet::new();
+    let mut push = |proto: &TensorProto, name: &str, ty: TensorType, (trainable, reason): (bool, &'static str)| {
+        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { return false };
+        let (role, stored_as) = (ParameterRole::Weight, function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned());
+        let mut parameter = ModelParameter { name: stored_as, shape: ty.shape, stored: ty.dtype, role, trainable, reason };
+        let buffer = uses.statistics.contains(name).then_some("running statistics of BatchNormalization");
+        let buffer = buffer.or_else(|| is_buffer(&parameter.name).then_some("a buffer, by its name"));
+        if let Some(reason) = buffer.or_else(|| judge(&parameter, proto)) {
+            parameter = ModelParameter { role: ParameterRole::Statistic, trainable: false, reason, ..parameter };
+        }
+        let trains = parameter.trainable;
+        parameters.push((parameter, ordinal));
+        trains
+    };
+    let mut weights_are_initializers = false;
     for proto in graph.graphs().into_iter().flat_map(|g| &g.initializer) {
         let name = proto.name.as_str();
         let Some(positions) = uses.by_name.get(name) else { continue };
@@ -55,18 +70,8 @@ pub(crate) fn classify(
         if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
-        let (role, trainable, reason) = if uses.statistics.contains(name) {
-            (ParameterRole::Statistic, false, "running statistics of BatchNormalization")
-        } else if is_buffer(name) {
-            (ParameterRole::Statistic, false, "a buffer, by its name")
-        } else {
-            (ParameterRole::Weight, true, "a float initializer")
-        };
-        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { continue };
-        let name = function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned();
-        parameters.push((ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason }, ordinal));
+        weights_are_initializers |= push(proto, name, ty, (true, "a float initializer"));
     }
-    let weights_are_initializers = parameters.iter().any(|(p, _)| p.trainable);
     for node in graph.nodes() {
         let Some((proto, name)) = constant_tensor(node) else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
@@ -75,25 +80,11 @@ pub(crate) fn classify(
         if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
-        let (role, trainable, reason) = if uses.statistics.contains(name) {
-            (ParameterRole::Statistic, false, "running statistics of BatchNormalization")
-        } else if weights_are_initializers {
-            (ParameterRole::Weight, false, "a table in a Constant node; the weights of this file are initializers")
-        } else {
-            (ParameterRole::Weight, true, "a float Constant node of several elements")
+        let trains = match weights_are_initializers {
+            true => (false, "a table in a Constant node; the weights of this file are initializers"),
+            false => (true, "a float Constant node of several elements"),
         };
-        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { continue };
-        let name = function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned();
-        parameters.push((ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason }, ordinal));
-    }
-    if let Some(sparse) = graph
-        .graphs()
-        .into_iter()
-        .flat_map(|g| &g.sparse_initializer)
-        .find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
-    {
-        let source = TensorError::DType("sparse".to_owned());
-        return Err(ImportError::Tensor { name: sparse.name.clone(), source });
+        push(proto, name, ty, trains);
     }
     Ok(parameters)
 }
@@ -169,25 +160,57 @@ impl<'a> Uses<'a> {
     }
 }
 
-/// What the names and dtypes of parameters and inputs say about the export.
-pub(crate) fn warnings(parameters: &[(ModelParameter, u64)], inputs: &[ModelInput]) -> Vec<Warning> {
+/// What the graph, the names and the dtypes say about the export.
+pub(crate) fn warnings(graph: &GraphProto, parameters: &[(ModelParameter, u64)], inputs: &[ModelInput]) -> Vec<Warning> {
     let mut warnings = Vec::new();
-    let named = |test: &dyn Fn(&str) -> bool| -> Vec<&str> {
-        let trainable = parameters.iter().filter(|(p, _)| p.trainable);
-        trainable.map(|(p, _)| p.name.as_str()).filter(|name| test(name)).collect()
-    };
-    let renamed = named(&|name| name.starts_with("onnx::") || name.starts_with("val_"));
+    let by_name: HashMap<&str, &ModelParameter> = parameters.iter().map(|(p, _)| (p.name.as_str(), p)).collect();
+    let renamed: Vec<&str> = by_file(parameters, |p| p.trainable && is_renamed(&p.name));
     if let Some(example) = renamed.first() {
         warnings.push(Warning::RenamedWeights { count: renamed.len(), example: (*example).to_owned() });
     }
-    let folded = parameters.iter().filter(|(p, _)| p.name.starts_with("onnx::Conv_") && p.shape.rank() == 1).count();
+    let nodes = graph.nodes();
+    let folded = nodes.iter().filter(|node| node.op_type == "Conv" && has_folded_norm(node, &by_name)).count();
     if folded > 0 {
         warnings.push(Warning::FoldedBatchNorm { count: folded });
+    }
+    warnings.extend(nodes.iter().filter_map(|node| merged(node, &by_name)));
+    let buffers = by_file(parameters, |p| p.reason.ends_with("by its content") || p.reason.ends_with("by their content"));
+    if let Some(example) = buffers.first() {
+        warnings.push(Warning::Buffers { count: buffers.len(), example: (*example).to_owned() });
     }
     let wide = parameters.iter().map(|(p, _)| (p.stored, &p.name)).chain(inputs.iter().map(|i| (i.dtype, &i.name)));
     let wide: Vec<&String> = wide.filter(|(dtype, _)| *dtype == DType::F64).map(|(_, name)| name).collect();
     if let Some(example) = wide.first() {
         warnings.push(Warning::ReducedPrecision { count: wide.len(), example: (*example).clone() });
     }
+    for input in inputs.iter().filter(|input| input.dims.contains(&Dim::Fixed(0))) {
+        warnings.push(Warning::ZeroSize { input: input.name.clone() });
+    }
     warnings
+}
+
+/// Names of the parameters that pass a test, in file order.
+fn by_file(parameters: &[(ModelParameter, u64)], test: impl Fn(&ModelParameter) -> bool) -> Vec<&str> {
+    parameters.iter().filter(|(p, _)| test(p)).map(|(p, _)| p.name.as_str()).collect()
+}
+
+/// Whether an exporter made up the name: `onnx::MatMul_30`, `val_7`, `permute_3`.
+fn is_renamed(name: &str) -> bool {
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
+    name.starts_with("onnx::") || name.starts_with("val_") || FOLDED_VIEWS.contains(&stem)
+}
+
+/// Whether the bias of a convolution shows that a batch normalisation was merged into it: torch's exporters rename the bias,
+/// one to `onnx::Conv_12`, the other after the weight.
+fn has_folded_norm(node: &NodeProto, parameters: &HashMap<&str, &ModelParameter>) -> bool {
+    let [_, weight, bias] = node.input.as_slice() else { return false };
+    parameters.contains_key(bias.as_str()) && (bias.starts_with("onnx::Conv_") || *bias == format!("{weight}_bias"))
+}
+
+/// An Identity node that stands for a second tensor of the original model which was equal to a stored one.
+fn merged(node: &NodeProto, parameters: &HashMap<&str, &ModelParameter>) -> Option<Warning> {
+    let (kept, lost) = (node.input.first()?, node.output.first()?);
+    let is_name = lost.contains('.') && !lost.starts_with('/') && !lost.contains("::");
+    let is_merged = node.op_type == "Identity" && is_name && parameters.contains_key(kept.as_str());
+    is_merged.then(|| Warning::MergedTensors { kept: kept.clone(), lost: lost.clone() })
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::body::Control;
 use crate::context::{Context, Remarks};
+use crate::dims::{Expr, Sizes, Solution};
 use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
 use crate::fold::Folder;
 use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label, read_values};
@@ -138,41 +139,32 @@ fn resolve(
         shapes.insert(name.clone(), found.shape.to_vec());
     }
     let symbols = symbols(inputs);
-    if let Some(name) = bindings.dims.keys().find(|name| !symbols.iter().any(|s| s.name == **name)) {
+    let is_known = |name: &String| {
+        symbols.iter().any(|s| s.name == *name) || inputs.iter().flat_map(|i| &i.dims).any(|d| *d == Dim::Symbol(name.clone()))
+    };
+    if let Some(name) = bindings.dims.keys().find(|name| !is_known(name)) {
         let known = symbols.into_iter().map(|s| s.name).collect();
         return Err(BindingError::UnknownDim { name: name.clone(), known });
     }
 
-    let mut dims = bindings.dims.clone();
     for input in inputs {
         let Some(shape) = shapes.get(&input.name) else { continue };
         if input.ranked && input.dims.len() != shape.len() {
             let (input, expected) = (input.name.clone(), input.dims.len());
             return Err(BindingError::Rank { input, expected, found: shape.clone() });
         }
-        for (dim, &size) in input.dims.iter().zip(shape) {
-            let Dim::Symbol(name) = dim else { continue };
-            let first = *dims.entry(name.clone()).or_insert(size);
-            if first != size {
-                return Err(BindingError::Contradiction { name: name.clone(), first, second: size });
-            }
-        }
         if input.dims.iter().zip(shape).any(|(dim, size)| matches!(dim, Dim::Fixed(fixed) if fixed != size)) {
             let declared = shape_text(&input.dims);
             warnings.push(Warning::OverriddenShape { input: input.name.clone(), declared, found: shape.clone() });
         }
     }
-
-    for input in inputs {
-        for (dim, &size) in input.dims.iter().zip(defaults.shapes.get(&input.name).into_iter().flatten()) {
-            if let Dim::Symbol(name) = dim {
-                dims.entry(name.clone()).or_insert(size);
-            }
-        }
-    }
-    for symbol in &symbols {
-        if let (false, Some(&size)) = (dims.contains_key(&symbol.name), defaults.dims.get(&symbol.name)) {
-            dims.insert(symbol.name.clone(), size);
+    let mut dims = Sizes::new();
+    let given = equations(inputs, &bindings.dims, &shapes);
+    settle(&given, &mut dims)?;
+    for (_, expr, size) in equations(inputs, &defaults.dims, &defaults.shapes) {
+        if let Solution::Solved(name, size) = expr.solve(size, &dims) {
+            dims.insert(name, size);
+            settle(&given, &mut dims)?;
         }
     }
     let missing: Vec<MissingDim> = symbols.into_iter().filter(|s| !dims.contains_key(&s.name)).collect();
@@ -187,10 +179,55 @@ fn resolve(
                 let shape = defaults.shapes.get(&input.name).cloned();
                 shape.ok_or_else(|| BindingError::MissingShape { input: input.name.clone() })
             }
-            None => Ok(input.dims.iter().map(|dim| size(dim, &dims).unwrap_or(0)).collect()),
+            None => {
+                input.dims.iter().map(|d| d.size(&dims).ok_or_else(|| BindingError::NoSize { text: d.to_string() })).collect()
+            }
         })
         .collect::<Result<_, _>>()?;
     Ok(Resolved { dims, shapes })
+}
+
+/// What named sizes and shapes of inputs say: the text of a size, its expression, and its value.
+fn equations<'a>(
+    inputs: &'a [ModelInput],
+    dims: &'a Sizes,
+    shapes: &BTreeMap<String, Vec<usize>>,
+) -> Vec<(&'a str, Expr, usize)> {
+    let named = dims.iter().map(|(text, size)| (text.as_str(), *size));
+    let shaped = inputs.iter().flat_map(|input| {
+        let sizes = shapes.get(&input.name).into_iter().flatten();
+        input.dims.iter().zip(sizes).filter_map(|(dim, size)| match dim {
+            Dim::Symbol(text) => Some((text.as_str(), *size)),
+            Dim::Fixed(_) => None,
+        })
+    });
+    named.chain(shaped).map(|(text, size)| (text, Expr::parse(text), size)).collect()
+}
+
+/// Solves equations until no more sizes follow from them.
+fn settle(equations: &[(&str, Expr, usize)], dims: &mut Sizes) -> Result<(), BindingError> {
+    loop {
+        let known = dims.len();
+        for (text, expr, size) in equations {
+            match (expr.solve(*size, dims), expr) {
+                (Solution::Solved(name, size), _) => {
+                    dims.insert(name, size);
+                }
+                (Solution::Known(true) | Solution::Open, _) => {}
+                (_, Expr::Symbol(name)) => {
+                    let first = dims.get(name).copied().unwrap_or_default();
+                    return Err(BindingError::Contradiction { name: name.clone(), first, second: *size });
+                }
+                _ => {
+                    let known = expr.symbols().into_iter().filter_map(|n| Some(format!("{n} = {}", dims.get(n)?))).collect();
+                    return Err(BindingError::Expression { text: (*text).to_owned(), size: *size, known });
+                }
+            }
+        }
+        if dims.len() == known {
+            return Ok(());
+        }
+    }
 }
 
 /// Every symbolic size, at its first occurrence.
@@ -199,21 +236,13 @@ fn symbols(inputs: &[ModelInput]) -> Vec<MissingDim> {
     let mut symbols = Vec::new();
     for input in inputs {
         for (axis, dim) in input.dims.iter().enumerate() {
-            if let Dim::Symbol(name) = dim
-                && seen.insert(name)
-            {
-                symbols.push(MissingDim { name: name.clone(), input: input.name.clone(), axis });
-            }
+            let Dim::Symbol(text) = dim else { continue };
+            let expr = Expr::parse(text);
+            let new = expr.symbols().into_iter().filter(|name| seen.insert((*name).to_owned()));
+            symbols.extend(new.map(|name| MissingDim { name: name.to_owned(), input: input.name.clone(), axis }));
         }
     }
     symbols
-}
-
-pub(crate) fn size(dim: &Dim, dims: &BTreeMap<String, usize>) -> Option<usize> {
-    match dim {
-        Dim::Fixed(size) => Some(*size),
-        Dim::Symbol(name) => dims.get(name).copied(),
-    }
 }
 
 fn shape_text(dims: &[Dim]) -> String {
@@ -443,7 +472,7 @@ impl<'m> Builder<'m> {
         let found = self.folder.graph.ty(value);
         let dtype_differs = declared.dtype.is_some_and(|d| arithmetic(d) != found.dtype);
         let shape_differs = declared.dims.as_ref().is_some_and(|dims| {
-            let differs = |(dim, &found): (&Dim, &usize)| size(dim, &self.dims).is_some_and(|size| size != found);
+            let differs = |(dim, &found): (&Dim, &usize)| dim.size(&self.dims).is_some_and(|size| size != found);
             dims.len() != found.shape.rank() || dims.iter().zip(found.shape.iter()).any(differs)
         });
         if dtype_differs || shape_differs {

@@ -257,3 +257,44 @@ pub fn run(builder: &ModelBuilder, inputs: &[Tensor]) -> Vec<(TensorType, Vec<f6
     let specialized = model.specialize(&Bindings::default()).unwrap();
     evaluate(&model, &specialized.graph, inputs)
 }
+
+/// Memory that a thread has allocated, so that tests can see what a file makes the import allocate.
+pub mod allocation {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::cell::Cell;
+
+    thread_local! {
+        static LIVE: Cell<usize> = const { Cell::new(0) };
+        static PEAK: Cell<usize> = const { Cell::new(0) };
+    }
+
+    struct Counting;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    // SAFETY: memory comes from the system's allocator; the counters are plain cells and allocate nothing.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            let live = LIVE.get().saturating_add(layout.size());
+            LIVE.set(live);
+            PEAK.set(PEAK.get().max(live));
+            // SAFETY: the caller's promises are those that the system's allocator asks for.
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+            LIVE.set(LIVE.get().saturating_sub(layout.size()));
+            // SAFETY: as above.
+            unsafe { System.dealloc(pointer, layout) }
+        }
+    }
+
+    /// The result of `work`, and the bytes that it had allocated at once on this thread.
+    pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
+        let before = LIVE.get();
+        PEAK.set(before);
+        let result = work();
+        (result, PEAK.get().saturating_sub(before))
+    }
+}

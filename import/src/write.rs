@@ -71,6 +71,6 @@ fn edit(model: &Model, site: &Site, data: ParameterData) -> Result<Edit, ImportE
         return Ok(Edit::Replace(Some(Part::Literal(tensor.into_bytes()))));
     }
     let Some(range) = locator.and_then(|locator| locator.range) else { return Ok(Edit::RawData(None)) };
-    let bytes = wire::slice(model.storage.main.as_slice(), range).ok_or_else(|| error(TensorError::OutOfFile))?;
+    let bytes = model.storage.located(range).ok_or_else(|| error(TensorError::OutOfFile))?;
     Ok(Edit::RawData(Some(Part::Literal(bytes.to_vec()))))
 }

@@ -320,7 +320,8 @@ fn concat(op: &'static str, axis: usize, operands: &[&TensorType]) -> Result<Ten
     let mut shape = first.shape.to_vec();
     shape[axis] = 0;
     for x in operands {
-        if x.dtype != first.dtype || x.shape.without(&[axis]) != first.shape.without(&[axis]) {
+        let same_rank = x.shape.rank() == first.shape.rank();
+        if x.dtype != first.dtype || !same_rank || x.shape.without(&[axis]) != first.shape.without(&[axis]) {
             return Err(TypeError::Mismatch { op, a: (*first).clone(), b: (*x).clone() });
         }
         shape[axis] += x.shape[axis];

@@ -255,35 +255,6 @@ fn damaged_tensors_are_errors_that_name_them() {
     assert!(error.to_string().contains("string"), "{error}");
 }
 
-#[test]
-fn equal_weights_are_found() {
-    let matrix = f32s(&[2, 2], &[1., 2., 3., 4.]);
-    let model = ModelBuilder::new(17)
-        .initializer("a", &matrix)
-        .initializer("b", &f32s(&[2, 2], &[1., 2., 3., 5.]))
-        .initializer("c", &matrix)
-        .node(node("Sum", &["a", "b", "c"], &["y"]))
-        .output("y")
-        .open()
-        .unwrap();
-    assert_eq!(model.tied_copies().unwrap(), [["a", "c"]]);
-}
-
-#[test]
-fn lost_names_and_wide_floats_are_reported() {
-    let model = ModelBuilder::new(17)
-        .initializer("onnx::Conv_1", &f32s(&[3], &[1.; 3]))
-        .initializer("wide", &Tensor::from_f64(DType::F64, [3], &[1.; 3]))
-        .node(node("Add", &["onnx::Conv_1", "wide"], &["y"]))
-        .output("y")
-        .open()
-        .unwrap();
-    let [renamed, folded, wide] = model.warnings() else { panic!("{:?}", model.warnings()) };
-    assert!(matches!(renamed, Warning::RenamedWeights { count: 1, .. }));
-    assert!(matches!(folded, Warning::FoldedBatchNorm { count: 1 }));
-    assert!(matches!(wide, Warning::ReducedPrecision { count: 1, .. }));
-}
-
 /// Extreme settings of operators that do index arithmetic.
 fn hostile(values: Vec<i64>, extent: usize) {
     let x = format!("1,1,{extent},2");

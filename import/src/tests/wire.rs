@@ -2,7 +2,7 @@ use meganeura_ir::DType;
 use proptest::prelude::*;
 
 use crate::testing::{ModelBuilder, f32s, i64s, node};
-use crate::{Bindings, ImportError, ImportOptions, Model, WireError};
+use crate::{Bindings, ImportError, ImportOptions, Limit, Model, WireError};
 
 /// A model with raw data in an initializer and in an attribute.
 fn sample() -> ModelBuilder {
@@ -70,7 +70,8 @@ fn nested_messages_have_a_limit() {
     }
     length.push(rest as u8);
     let file = [vec![7 << 3 | 2], length, message].concat();
-    assert!(matches!(open(&file), Err(ImportError::Wire(WireError::Depth))));
+    let Err(ImportError::Wire(WireError::Limit(error))) = open(&file) else { panic!("accepted") };
+    assert_eq!(error.limit, Limit::SubgraphDepth);
 }
 
 #[test]
