@@ -10,6 +10,7 @@ mod contraction;
 mod deform;
 mod grid;
 mod indexing;
+mod interpolation;
 mod math;
 mod movement;
 mod normalization;
