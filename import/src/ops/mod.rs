@@ -18,6 +18,7 @@ mod indexing;
 mod linear_algebra;
 mod linear_attention;
 mod loss;
+mod interpolation;
 mod math;
 mod matmul_nbits;
 mod microsoft;
