@@ -19,7 +19,7 @@ const BUFFER_NAMES: [&str; 8] =
     ["running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos", "sin"];
 
 /// Marks in the names that exporters give to literals of the program: torch's two exporters and its tracer.
-const LITERAL_NAMES: [&str; 4] = ["val_", "onnx::", "/Constant", "scalar_tensor_default"];
+pub(crate) const LITERAL_NAMES: [&str; 4] = ["val_", "onnx::", "/Constant", "scalar_tensor_default"];
 
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
