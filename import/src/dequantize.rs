@@ -40,9 +40,7 @@ pub(crate) fn apply(graph: &mut GraphProto) -> Option<BTreeMap<String, Dequantiz
         if !is_quantized(proto) || uses.elsewhere.contains(&proto.name) {
             continue;
         }
-        let patterns: [fn(&GraphProto, &Uses, &TensorProto) -> Option<Pattern>; 3] =
-            [dequantize_linear, cast_and_scale, dynamic_product];
-        let Some(pattern) = patterns.iter().find_map(|pattern| pattern(graph, &uses, proto)) else { continue };
+        let Some(pattern) = PATTERNS.iter().find_map(|pattern| pattern(graph, &uses, proto)) else { continue };
         found.insert(proto.name.clone(), Dequantized(pattern.recipe));
         types.push(index);
         edits.extend(pattern.edits);
@@ -68,6 +66,9 @@ struct Pattern {
     recipe: GraphProto,
     edits: Vec<Edit>,
 }
+
+const PATTERNS: [fn(&GraphProto, &Uses, &TensorProto) -> Option<Pattern>; 3] =
+    [dequantize_linear, cast_and_scale, dynamic_product];
 
 /// What `node` becomes where `input` is its first result.
 fn identity(node: &NodeProto, input: &str) -> NodeProto {
