@@ -67,8 +67,10 @@ struct Pattern {
     edits: Vec<Edit>,
 }
 
-const PATTERNS: [fn(&GraphProto, &Uses, &TensorProto) -> Option<Pattern>; 3] =
-    [dequantize_linear, cast_and_scale, dynamic_product];
+/// Finds the use of an initializer.
+type Matcher = fn(&GraphProto, &Uses, &TensorProto) -> Option<Pattern>;
+
+const PATTERNS: [Matcher; 3] = [dequantize_linear, cast_and_scale, dynamic_product];
 
 /// What `node` becomes where `input` is its first result.
 fn identity(node: &NodeProto, input: &str) -> NodeProto {
