@@ -5,12 +5,13 @@ use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
 use crate::proto::attribute_proto::AttributeType;
-use crate::proto::{AttributeProto, NodeProto};
+use crate::proto::{AttributeProto, NodeProto, TypeProto};
 use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
 
 use crate::error::OpError;
 use crate::fold::Folder;
 use crate::tensor::Storage;
+use crate::value::Value;
 
 /// Sizes, strides, pads and the like are below this, so that index arithmetic cannot overflow.
 const MAX_EXTENT: i64 = 1 << 31;
@@ -25,7 +26,7 @@ pub(crate) struct Context<'a> {
     node: &'a NodeProto,
     /// Version of the node's operator set.
     pub opset: i64,
-    inputs: Vec<Option<NodeId>>,
+    inputs: Vec<Option<Value>>,
     /// By output position: whether anything reads it.
     wanted: Vec<bool>,
     read: RefCell<HashSet<&'a str>>,
@@ -51,7 +52,7 @@ impl<'a> Context<'a> {
         storage: &'a Storage,
         node: &'a NodeProto,
         opset: i64,
-        inputs: Vec<Option<NodeId>>,
+        inputs: Vec<Option<Value>>,
         wanted: Vec<bool>,
     ) -> Self {
         Context { folder, storage, node, opset, inputs, wanted, read: RefCell::default(), notes: Vec::new() }
@@ -90,7 +91,12 @@ impl<'a> Context<'a> {
     }
 
     pub fn optional(&self, index: usize) -> Option<NodeId> {
-        self.inputs.get(index).copied().flatten()
+        self.value(index).and_then(Value::tensor)
+    }
+
+    /// Operand `index`, of any kind. Rules that do not take values see tensors only.
+    pub fn value(&self, index: usize) -> Option<&Value> {
+        self.inputs.get(index)?.as_ref()
     }
 
     /// All operands; none may be absent.
@@ -244,6 +250,11 @@ impl<'a> Context<'a> {
             return Err(error("the values are too large"));
         }
         Ok((0..count).map(|a| (values[a] as isize, values[count + a] as isize)).collect())
+    }
+
+    /// A type attribute.
+    pub fn type_proto(&self, name: &str) -> Result<Option<&'a TypeProto>, OpError> {
+        Ok(self.attribute(name, &[AttributeType::TypeProto], "type")?.and_then(|a| a.tp.as_ref()))
     }
 
     // Axes and shapes.

@@ -9,10 +9,12 @@
 //! No path from a file panics: malformed input is an [`ImportError`].
 
 mod artifact;
+mod body;
 mod check;
 mod context;
 mod error;
 mod export;
+mod flatten;
 mod fold;
 mod model;
 mod ops;
@@ -20,6 +22,7 @@ mod proto;
 mod roles;
 mod specialize;
 mod tensor;
+mod value;
 mod values;
 mod wire;
 mod write;

@@ -4,21 +4,25 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
-use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
+use crate::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto,
+};
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 
 use crate::artifact::{self, Artifact};
 use crate::check;
 use crate::error::{ImportError, UnsupportedOp, Warning, qualified};
+use crate::flatten::{Flattened, flatten};
 use crate::ops;
 use crate::roles;
 use crate::specialize::Bindings;
-use crate::tensor::{self, Bytes, Storage, TensorError};
-use crate::wire;
+use crate::tensor::{self, Bytes, Storage};
+use crate::wire::{self, Locator};
 
 /// The newest opset and IR version whose operators this crate was written against.
 const NEWEST_OPSET: i64 = 27;
+const OLDEST_OPSET: i64 = 7;
 const NEWEST_IR_VERSION: i64 = 13;
 
 /// What to import.
@@ -80,24 +84,13 @@ pub struct ModelParameter {
     pub reason: &'static str,
 }
 
-/// Where the data of a parameter is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ParameterSource {
-    Initializer(usize),
-    /// The tensor attribute of a Constant node.
-    Constant {
-        node: usize,
-        attribute: usize,
-    },
-}
-
 /// Versions of the operator sets that a model imports, by domain; the standard domain is the empty one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    fn new(proto: &ModelProto) -> Self {
-        Opsets(proto.opset_import.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
+    pub fn new(imports: &[OperatorSetIdProto]) -> Self {
+        Opsets(imports.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
     }
 
     pub fn get(&self, domain: &str) -> Option<i64> {
@@ -119,15 +112,16 @@ pub struct Model {
     artifact: Option<Artifact>,
     /// The serialised model with locators instead of raw data; see [`wire::skeleton`].
     pub(crate) skeleton: Vec<u8>,
+    /// Without functions, and without nodes that the kept outputs do not need.
     pub(crate) graph: GraphProto,
     producer: String,
-    pub(crate) opsets: Opsets,
-    /// Nodes that the kept outputs need, in order.
-    pub(crate) live: Vec<usize>,
     inputs: Vec<ModelInput>,
     outputs: Vec<ModelOutput>,
     parameters: Vec<ModelParameter>,
-    sources: Vec<ParameterSource>,
+    /// Where the data of each parameter is.
+    stored: Vec<TensorProto>,
+    /// Parameters by their ordinal among the tensors of the file.
+    by_ordinal: HashMap<u64, usize>,
     by_name: HashMap<String, usize>,
     kept_outputs: Option<Vec<String>>,
     bindings: Bindings,
@@ -191,26 +185,29 @@ impl Model {
         let skeleton = wire::skeleton(storage.main.as_slice())?;
         let mut proto = ModelProto::decode(skeleton.as_slice())?;
         let graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
-        let opsets = Opsets::new(&proto);
+        let opsets = Opsets::new(&proto.opset_import);
         let mut warnings = check_versions(&proto, &opsets)?;
+        let Flattened { mut graph, function_tensors } = flatten(graph, &proto.functions, &opsets)?;
         check::structure(&graph)?;
 
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
-        let live = live_nodes(&graph, outputs.iter().map(|o| o.name.as_str()));
-        let unsupported = unsupported_ops(&graph, &live, &opsets);
-        if !unsupported.is_empty() {
-            return Err(ImportError::UnsupportedOps(unsupported));
+        prune(&mut graph, &mut outputs.iter().map(|o| o.name.clone()).collect());
+        if !unsupported_ops(&graph, Branches::Skip).is_empty() {
+            return Err(ImportError::UnsupportedOps(unsupported_ops(&graph, Branches::List)));
         }
         let mut op_counts = BTreeMap::new();
-        for &n in &live {
-            *op_counts.entry(qualified(canonical_domain(&graph.node[n].domain), &graph.node[n].op_type)).or_insert(0) += 1;
+        for node in graph.nodes() {
+            *op_counts.entry(qualified(canonical_domain(&node.domain), &node.op_type)).or_insert(0) += 1;
         }
 
-        let classified = roles::classify(&graph, &live, &outputs)?;
-        let inputs = model_inputs(&graph, &live, &outputs, options.outputs.is_some())?;
+        let classified = roles::classify(&graph, &outputs, &function_tensors)?;
+        let inputs = model_inputs(&graph, &outputs, options.outputs.is_some())?;
         warnings.extend(roles::warnings(&classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
-        let (parameters, sources) = classified.into_iter().unzip();
+        let by_ordinal = classified.iter().enumerate().map(|(i, (_, ordinal))| (*ordinal, i)).collect();
+        let parameters: Vec<ModelParameter> = classified.into_iter().map(|(parameter, _)| parameter).collect();
+        let mut stored = vec![TensorProto::default(); parameters.len()];
+        take_parameters(&mut graph, &by_ordinal, &mut stored);
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
         let bindings = artifact.as_ref().map(|a| a.bindings.clone()).unwrap_or_default();
         Ok(Model {
@@ -219,12 +216,11 @@ impl Model {
             skeleton,
             graph,
             producer,
-            opsets,
-            live,
             inputs,
             outputs,
             parameters,
-            sources,
+            stored,
+            by_ordinal,
             by_name,
             kept_outputs: options.outputs.clone(),
             bindings,
@@ -293,16 +289,19 @@ impl Model {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
         let read = match &self.artifact {
             Some(artifact) => artifact.read(name, &self.parameters[index]),
-            None => self.parameter_proto(index).ok_or(TensorError::OutOfFile).and_then(|proto| self.storage.read(proto)),
+            None => self.storage.read(&self.stored[index]),
         };
         read.map_err(|source| ImportError::Tensor { name: name.to_owned(), source })
     }
 
-    fn parameter_proto(&self, index: usize) -> Option<&TensorProto> {
-        match self.sources[index] {
-            ParameterSource::Initializer(i) => self.graph.initializer.get(i),
-            ParameterSource::Constant { node, attribute } => self.graph.node.get(node)?.attribute.get(attribute)?.t.as_ref(),
-        }
+    /// The parameter whose data is the tensor of this ordinal in the file.
+    pub(crate) fn stored_parameter(&self, ordinal: u64) -> Option<&ModelParameter> {
+        self.parameters.get(self.parameter_index(ordinal)?)
+    }
+
+    /// As [`Model::stored_parameter`], its position among the parameters.
+    pub(crate) fn parameter_index(&self, ordinal: u64) -> Option<usize> {
+        self.by_ordinal.get(&ordinal).copied()
     }
 
     /// Groups of parameters with equal type and content, of more than one axis: copies of one weight that the exporter made, or
@@ -335,10 +334,9 @@ fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, I
     if proto.opset_import.is_empty() {
         return Err(ImportError::NoOpset);
     }
-    match opsets.get("") {
-        Some(found) if found < 7 => return Err(ImportError::Opset(found)),
-        Some(found) if found > NEWEST_OPSET => warnings.push(Warning::Opset { found, newest: NEWEST_OPSET }),
-        _ => {}
+    check_opset(opsets)?;
+    if let Some(found) = opsets.get("").filter(|found| *found > NEWEST_OPSET) {
+        warnings.push(Warning::Opset { found, newest: NEWEST_OPSET });
     }
     match proto.ir_version {
         found if found < 3 => return Err(ImportError::IrVersion(found)),
@@ -346,6 +344,14 @@ fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, I
         _ => {}
     }
     Ok(warnings)
+}
+
+/// Checks the version of the standard operators, of the model or of a function.
+pub(crate) fn check_opset(opsets: &Opsets) -> Result<(), ImportError> {
+    match opsets.get("") {
+        Some(found) if found < OLDEST_OPSET => Err(ImportError::Opset(found)),
+        _ => Ok(()),
+    }
 }
 
 /// A node in messages: its name, or what it computes.
@@ -374,58 +380,101 @@ fn select_outputs(graph: &GraphProto, wanted: Option<&[String]>) -> Result<Vec<M
     Ok(selected)
 }
 
-fn live_nodes<'a>(graph: &'a GraphProto, outputs: impl Iterator<Item = &'a str>) -> Vec<usize> {
-    let mut needed: HashSet<&str> = outputs.collect();
-    let mut live = Vec::new();
-    for (index, node) in graph.node.iter().enumerate().rev() {
-        if node.output.iter().any(|o| needed.contains(o.as_str())) {
-            needed.extend(node.input.iter().filter(|i| !i.is_empty()).map(String::as_str));
-            live.push(index);
-        }
-    }
-    live.reverse();
-    live
-}
-
-fn unsupported_ops(graph: &GraphProto, live: &[usize], opsets: &Opsets) -> Vec<UnsupportedOp> {
-    let mut found: BTreeMap<(&str, &str), UnsupportedOp> = BTreeMap::new();
-    for &n in live {
-        let node = &graph.node[n];
-        let domain = canonical_domain(&node.domain);
-        let opset = opsets.get(domain);
-        if opset.is_some() && ops::find(domain, &node.op_type).is_some() {
+/// Removes nodes, also those of bodies, on which no needed value depends. `needed` becomes all values that are read.
+fn prune(graph: &mut GraphProto, needed: &mut HashSet<String>) {
+    let mut kept = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node).into_iter().rev() {
+        if !node.output.iter().any(|o| needed.contains(o.as_str())) {
             continue;
         }
-        let entry = found.entry((domain, &node.op_type)).or_insert_with(|| UnsupportedOp {
-            domain: domain.to_owned(),
-            op: node.op_type.clone(),
-            opset,
-            node: node_label(node),
-            count: 0,
-        });
-        entry.count += 1;
+        for body in node.attribute.iter_mut().filter_map(|a| a.g.as_mut()) {
+            needed.extend(body.output.iter().map(|o| o.name.clone()));
+            prune(body, needed);
+        }
+        needed.extend(node.input.iter().filter(|i| !i.is_empty()).cloned());
+        kept.push(node);
     }
+    kept.reverse();
+    graph.node = kept;
+}
+
+/// Whether the branches of `If` count. Which of them runs is known when the model is specialised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Branches {
+    List,
+    Skip,
+}
+
+/// Operators without a rule here.
+pub(crate) fn unsupported_ops(graph: &GraphProto, branches: Branches) -> Vec<UnsupportedOp> {
+    fn collect(graph: &GraphProto, branches: Branches, found: &mut BTreeMap<(String, String), UnsupportedOp>) {
+        for node in &graph.node {
+            let domain = canonical_domain(&node.domain);
+            if node.opset.is_none() || ops::find(domain, &node.op_type).is_none() {
+                let entry = found.entry((domain.to_owned(), node.op_type.clone())).or_insert_with(|| UnsupportedOp {
+                    domain: domain.to_owned(),
+                    op: node.op_type.clone(),
+                    opset: node.opset,
+                    node: node_label(node),
+                    count: 0,
+                });
+                entry.count += 1;
+            }
+            if branches == Branches::List || node.op_type != "If" {
+                node.bodies().for_each(|(_, body)| collect(body, branches, found));
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    collect(graph, branches, &mut found);
     found.into_values().collect()
 }
 
+/// Moves the tensors of parameters from the graph to `stored`. A locator stays, by which the parameter is found.
+fn take_parameters(graph: &mut GraphProto, by_ordinal: &HashMap<u64, usize>, stored: &mut [TensorProto]) {
+    let take = |tensor: &mut TensorProto, stored: &mut [TensorProto]| {
+        let ordinal = Locator::from_bytes(&tensor.raw_data).map(|locator| locator.ordinal);
+        if let Some(&parameter) = ordinal.and_then(|ordinal| by_ordinal.get(&ordinal)) {
+            let (name, raw_data) = (tensor.name.clone(), tensor.raw_data.clone());
+            stored[parameter] = std::mem::replace(tensor, TensorProto { name, raw_data, ..TensorProto::default() });
+        }
+    };
+    graph.initializer.iter_mut().for_each(|tensor| take(tensor, stored));
+    for attribute in graph.node.iter_mut().flat_map(|n| &mut n.attribute) {
+        if let Some(tensor) = &mut attribute.t {
+            take(tensor, stored);
+        }
+        if let Some(body) = &mut attribute.g {
+            take_parameters(body, by_ordinal, stored);
+        }
+    }
+}
+
 /// `only_needed`: inputs that nothing reads are left out.
-fn model_inputs(
-    graph: &GraphProto,
-    live: &[usize],
-    outputs: &[ModelOutput],
-    only_needed: bool,
-) -> Result<Vec<ModelInput>, ImportError> {
+fn model_inputs(graph: &GraphProto, outputs: &[ModelOutput], only_needed: bool) -> Result<Vec<ModelInput>, ImportError> {
     let initializers: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-    let mut needed: HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
-    needed.extend(live.iter().flat_map(|&n| &graph.node[n].input).map(String::as_str));
+    let needed = read_values(graph, outputs);
     let supplied = graph.input.iter().filter(|i| !initializers.contains(i.name.as_str()));
     supplied.filter(|i| !only_needed || needed.contains(i.name.as_str())).map(model_input).collect()
 }
 
+/// Values that nodes, bodies or outputs read.
+pub(crate) fn read_values<'a>(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> HashSet<&'a str> {
+    let mut read: HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
+    read.extend(graph.nodes().into_iter().flat_map(|n| &n.input).map(String::as_str));
+    read.extend(graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| o.name.as_str()));
+    read
+}
+
 fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     let refuse = |found: String| ImportError::InputType { name: info.name.clone(), found };
-    let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) else {
-        return Err(refuse("no tensor".to_owned()));
+    let ty = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+        Some(TypeValue::TensorType(ty)) => ty,
+        Some(TypeValue::SequenceType(_)) => return Err(refuse("a sequence".to_owned())),
+        Some(TypeValue::OptionalType(_)) => return Err(refuse("an optional value".to_owned())),
+        Some(TypeValue::MapType(_)) => return Err(refuse("a map".to_owned())),
+        Some(TypeValue::SparseTensorType(_)) => return Err(refuse("a sparse tensor".to_owned())),
+        None => return Err(refuse("of no declared type".to_owned())),
     };
     let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));

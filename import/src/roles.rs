@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::proto::{GraphProto, NodeProto};
+use crate::proto::{GraphProto, NodeProto, TensorProto};
 use meganeura_ir::{DType, ParameterRole};
 
 use crate::error::{ImportError, Warning};
-use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
-use crate::ops;
+use crate::model::{ModelInput, ModelOutput, ModelParameter, canonical_domain};
+use crate::ops::{self, Rule};
 use crate::tensor::{self, TensorError};
+use crate::wire::Locator;
 
 /// A float tensor in a Constant node of at most this many elements is a constant: exporters write literals of the program so.
 const LITERAL_ELEMENTS: usize = 16;
@@ -33,15 +34,17 @@ const LITERAL_NAMES: [&str; 4] = ["val_", "onnx::", "/Constant", "scalar_tensor_
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
 
-/// The parameters among the tensors that the live nodes or the outputs need, in file order: initializers, then Constant nodes.
+/// The parameters among the tensors that the nodes or the outputs need, in file order: initializers, then Constant nodes, those of
+/// bodies after those around them. Each comes with its ordinal in the file. `function_tensors` names those that functions hold.
 pub(crate) fn classify(
     graph: &GraphProto,
-    live: &[usize],
     outputs: &[ModelOutput],
-) -> Result<Vec<(ModelParameter, ParameterSource)>, ImportError> {
-    let uses = Uses::new(graph, live, outputs);
+    function_tensors: &HashMap<u64, String>,
+) -> Result<Vec<(ModelParameter, u64)>, ImportError> {
+    let uses = Uses::new(graph, outputs);
     let mut parameters = Vec::new();
-    for (index, proto) in graph.initializer.iter().enumerate() {
+    let mut ordinals = HashSet::new();
+    for proto in graph.graphs().into_iter().flat_map(|g| &g.initializer) {
         let name = proto.name.as_str();
         let Some(positions) = uses.by_name.get(name) else { continue };
         let error = |source| ImportError::Tensor { name: name.to_owned(), source };
@@ -58,13 +61,13 @@ pub(crate) fn classify(
         } else {
             (ParameterRole::Weight, true, "a float initializer")
         };
-        let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
-        parameters.push((parameter, ParameterSource::Initializer(index)));
+        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { continue };
+        let name = function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned();
+        parameters.push((ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason }, ordinal));
     }
     let weights_are_initializers = parameters.iter().any(|(p, _)| p.trainable);
-    for &node in live {
-        let Some((attribute, name)) = constant_tensor(&graph.node[node]) else { continue };
-        let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
+    for node in graph.nodes() {
+        let Some((proto, name)) = constant_tensor(node) else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
         if !ty.dtype.is_float() || ty.shape.numel() <= LITERAL_ELEMENTS {
             continue;
@@ -76,11 +79,15 @@ pub(crate) fn classify(
         } else {
             (ParameterRole::Weight, true, "a float Constant node of more than 16 elements")
         };
-        let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
-        parameters.push((parameter, ParameterSource::Constant { node, attribute }));
+        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { continue };
+        let name = function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned();
+        parameters.push((ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason }, ordinal));
     }
-    if let Some(sparse) =
-        graph.sparse_initializer.iter().find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
+    if let Some(sparse) = graph
+        .graphs()
+        .into_iter()
+        .flat_map(|g| &g.sparse_initializer)
+        .find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
     {
         let source = TensorError::DType("sparse".to_owned());
         return Err(ImportError::Tensor { name: sparse.name.clone(), source });
@@ -88,13 +95,17 @@ pub(crate) fn classify(
     Ok(parameters)
 }
 
+fn ordinal(proto: &TensorProto) -> Option<u64> {
+    Locator::from_bytes(&proto.raw_data).map(|locator| locator.ordinal)
+}
+
 /// The tensor attribute of a Constant node, and the name of the node's result.
-fn constant_tensor(node: &NodeProto) -> Option<(usize, &str)> {
+pub(crate) fn constant_tensor(node: &NodeProto) -> Option<(&TensorProto, &str)> {
     if node.op_type != "Constant" || !canonical_domain(&node.domain).is_empty() {
         return None;
     }
-    let attribute = node.attribute.iter().position(|a| a.name == "value" && a.t.is_some())?;
-    Some((attribute, node.output.first()?))
+    let tensor = node.attribute.iter().filter(|a| a.name == "value").find_map(|a| a.t.as_ref())?;
+    Some((tensor, node.output.first()?))
 }
 
 fn is_buffer(name: &str) -> bool {
@@ -107,7 +118,7 @@ fn is_buffer(name: &str) -> bool {
 enum Position {
     /// As data.
     Data,
-    /// Where the standard once had an attribute: bounds, pad values, scales.
+    /// Where the standard once had an attribute: bounds, pad values, scales. Also where no gradient comes from.
     Static,
 }
 
@@ -118,16 +129,19 @@ struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
-    fn new(graph: &'a GraphProto, live: &[usize], outputs: &'a [ModelOutput]) -> Self {
+    fn new(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> Self {
         let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new() };
-        for output in outputs {
-            uses.by_name.entry(&output.name).or_default().push(Position::Data);
+        let bodies = graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| &o.name);
+        for output in outputs.iter().map(|o| &o.name).chain(bodies) {
+            uses.by_name.entry(output).or_default().push(Position::Data);
         }
-        for &n in live.iter().rev() {
-            let node = &graph.node[n];
-            let statics = ops::find(canonical_domain(&node.domain), &node.op_type).map_or(&[][..], |row| row.statics);
+        for node in graph.nodes().into_iter().rev() {
+            let row = ops::find(canonical_domain(&node.domain), &node.op_type);
+            let statics = row.map_or(&[][..], |row| row.statics);
+            // No gradient passes a comparison.
+            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_)));
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-                let position = if statics.contains(&i) { Position::Static } else { Position::Data };
+                let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
             }
             if node.op_type == "BatchNormalization" {
@@ -144,7 +158,7 @@ impl<'a> Uses<'a> {
 }
 
 /// What the names and dtypes of parameters and inputs say about the export.
-pub(crate) fn warnings(parameters: &[(ModelParameter, ParameterSource)], inputs: &[ModelInput]) -> Vec<Warning> {
+pub(crate) fn warnings(parameters: &[(ModelParameter, u64)], inputs: &[ModelInput]) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let named = |test: &dyn Fn(&str) -> bool| -> Vec<&str> {
         let trainable = parameters.iter().filter(|(p, _)| p.trainable);

@@ -14,7 +14,7 @@ use memmap2::Mmap;
 use prost::Message;
 
 use crate::error::ImportError;
-use crate::wire::Locator;
+use crate::wire::{self, Locator};
 
 /// Why the data of a tensor cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -128,8 +128,8 @@ impl Storage {
         if proto.data_location == Some(DataLocation::External as i32) || !proto.external_data.is_empty() {
             return self.read_external(proto, ty);
         }
-        if let Some(locator) = Locator::from_bytes(&proto.raw_data) {
-            let bytes = locator.slice(self.main.as_slice()).ok_or(TensorError::OutOfFile)?;
+        if let Some(range) = Locator::from_bytes(&proto.raw_data).and_then(|locator| locator.range) {
+            let bytes = wire::slice(self.main.as_slice(), range).ok_or(TensorError::OutOfFile)?;
             return from_raw(ty, bytes);
         }
         from_typed(ty, proto)
@@ -151,7 +151,8 @@ impl Storage {
             return from_raw(ty, &[]);
         }
         let map = self.external(&location)?;
-        let bytes = Locator { offset, len }.slice(&map).ok_or(TensorError::ExternalRange { location, offset, len })?;
+        let bytes = wire::slice(&map, offset..offset.saturating_add(len));
+        let bytes = bytes.ok_or(TensorError::ExternalRange { location, offset, len })?;
         from_raw(ty, bytes)
     }
 

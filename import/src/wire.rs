@@ -123,6 +123,7 @@ impl Message {
             (Message::Model, 25) => Message::Function,
             (Message::TrainingInfo, 1 | 2) => Message::Graph,
             (Message::Function, 7) => Message::Node,
+            (Message::Function, 11) => Message::Attribute,
             (Message::Graph, 1) => Message::Node,
             (Message::Graph, 5) => Message::Tensor,
             (Message::Graph, 15) => Message::SparseTensor,
@@ -136,7 +137,6 @@ impl Message {
     }
 }
 
-const NODE_OUTPUT: u64 = 2;
 const TENSOR_NAME: u64 = 8;
 const TENSOR_RAW_DATA: u64 = 9;
 const TENSOR_EXTERNAL_DATA: u64 = 13;
@@ -144,21 +144,11 @@ const TENSOR_EXTERNAL_DATA: u64 = 13;
 /// `data_location`.
 const TENSOR_DATA: [u64; 9] = [4, 5, 6, 7, TENSOR_RAW_DATA, 10, 11, TENSOR_EXTERNAL_DATA, 14];
 
-/// What a tensor belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner<'a> {
-    /// The initializers of the main graph.
-    Initializer,
-    /// An attribute of the node of the main graph whose first output is `output`.
-    Attribute { output: &'a [u8] },
-    /// A subgraph, a function, a sparse tensor.
-    Nested,
-}
-
 /// A tensor that [`rewrite`] came across.
 #[derive(Clone, Debug)]
 pub(crate) struct Site<'a> {
-    pub owner: Owner<'a>,
+    /// Tensors before this one in the message.
+    pub ordinal: u64,
     pub name: &'a [u8],
     /// The serialised `TensorProto`.
     pub message: &'a [u8],
@@ -169,9 +159,8 @@ pub(crate) struct Site<'a> {
 /// What becomes of a tensor's data.
 #[derive(Clone, Debug)]
 pub(crate) enum Edit {
-    Keep,
-    /// `raw_data` becomes this; typed fields stay.
-    RawData(Part),
+    /// `raw_data` becomes this, or goes; typed fields stay.
+    RawData(Option<Part>),
     /// Every data field goes; this becomes `raw_data`.
     Replace(Option<Part>),
 }
@@ -259,19 +248,19 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
 
 /// The serialised `ModelProto` in `bytes` with the data of each tensor edited as `edit` says.
 pub(crate) fn rewrite<E: From<WireError>>(bytes: &[u8], edit: &mut dyn FnMut(&Site) -> Result<Edit, E>) -> Result<Rope, E> {
-    let mut rewriter = Rewriter { bytes, edit, messages: 0 };
-    rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
+    let mut rewriter = Rewriter { bytes, edit, messages: 0, tensors: 0 };
+    rewriter.message(Message::Model, 0..bytes.len(), 0)
 }
 
 struct Rewriter<'a, 'e, E> {
     bytes: &'a [u8],
     edit: &'e mut dyn FnMut(&Site) -> Result<Edit, E>,
     messages: usize,
+    tensors: u64,
 }
 
 impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
-    /// `owner` is the owner of tensors in this message, as far as known.
-    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize, owner: Owner<'a>) -> Result<Rope, E> {
+    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize) -> Result<Rope, E> {
         self.messages += 1;
         if depth > MAX_DEPTH {
             return Err(WireError::Depth.into());
@@ -280,23 +269,14 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
             return Err(WireError::MessageCount.into());
         }
         if kind == Message::Tensor {
-            return self.tensor(range, owner);
+            return self.tensor(range);
         }
-        // Depth 1 is the main graph, depth 2 its nodes and initializers, depth 3 their attributes.
-        let owner = match kind {
-            Message::Graph if depth == 1 => Owner::Initializer,
-            Message::Node if depth == 2 && owner == Owner::Initializer => {
-                Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? }
-            }
-            Message::Attribute if depth == 3 => owner,
-            _ => Owner::Nested,
-        };
         let mut rope = Rope::default();
         for field in fields(self.bytes, range) {
             let field = field?;
             match (kind.child(field.number), field.payload) {
                 (Some(child), Some(payload)) => {
-                    let content = self.message(child, payload, depth + 1, owner)?;
+                    let content = self.message(child, payload, depth + 1)?;
                     rope.push_field(field.number, content);
                 }
                 _ => rope.push(Part::Copy(field.whole)),
@@ -305,9 +285,11 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
         Ok(rope)
     }
 
-    fn tensor(&mut self, range: Range<usize>, owner: Owner<'a>) -> Result<Rope, E> {
+    fn tensor(&mut self, range: Range<usize>) -> Result<Rope, E> {
         let (name, message) = (self.first(range.clone(), TENSOR_NAME)?, &self.bytes[range.clone()]);
-        let mut site = Site { owner, name, message, raw_data: None, external: false };
+        let ordinal = self.tensors;
+        self.tensors += 1;
+        let mut site = Site { ordinal, name, message, raw_data: None, external: false };
         for field in fields(self.bytes, range.clone()) {
             let field = field?;
             match field.number {
@@ -318,8 +300,7 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
             }
         }
         let (dropped, data): (&[u64], _) = match (self.edit)(&site)? {
-            Edit::Keep => (&[], None),
-            Edit::RawData(part) => (&[TENSOR_RAW_DATA], Some(part)),
+            Edit::RawData(part) => (&[TENSOR_RAW_DATA], part),
             Edit::Replace(part) => (&TENSOR_DATA, part),
         };
         let mut rope = Rope::default();
@@ -349,42 +330,44 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
     }
 }
 
-/// Where the bytes of a tensor lie in the file, in place of the bytes themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What stands for the `raw_data` of a tensor in a skeleton: which tensor of the file it is, and where its bytes lie there.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Locator {
-    pub offset: u64,
-    pub len: u64,
+    /// Tensors before this one in the file. Copies of a tensor, which inlined functions hold, keep it.
+    pub ordinal: u64,
+    /// Absent if the tensor has no `raw_data`.
+    pub range: Option<Range<u64>>,
 }
 
 impl Locator {
-    fn to_bytes(self) -> Vec<u8> {
-        [self.offset.to_le_bytes(), self.len.to_le_bytes()].concat()
+    fn to_bytes(&self) -> Vec<u8> {
+        let range = self.range.iter().flat_map(|range| [range.start, range.end]);
+        std::iter::once(self.ordinal).chain(range).flat_map(u64::to_le_bytes).collect()
     }
 
     /// Reads a locator from the `raw_data` of a tensor of a skeleton.
     pub fn from_bytes(bytes: &[u8]) -> Option<Locator> {
-        let (offset, len) = bytes.split_at_checked(8)?;
-        Some(Locator { offset: u64::from_le_bytes(offset.try_into().ok()?), len: u64::from_le_bytes(len.try_into().ok()?) })
-    }
-
-    /// The bytes in the file that the locator was made from.
-    pub fn slice(self, file: &[u8]) -> Option<&[u8]> {
-        let start = usize::try_from(self.offset).ok()?;
-        let end = start.checked_add(usize::try_from(self.len).ok()?)?;
-        file.get(start..end)
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
+        let ordinal = words.next()?.ok()?;
+        let range = match (words.next(), words.next()) {
+            (Some(Ok(start)), Some(Ok(end))) => Some(start..end),
+            _ => None,
+        };
+        Some(Locator { ordinal, range })
     }
 }
 
-/// The model in `file` with every `raw_data` replaced by a [`Locator`] into `file`.
+/// The bytes of `file` in `range`, if it has them.
+pub(crate) fn slice(file: &[u8], range: Range<u64>) -> Option<&[u8]> {
+    file.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+/// The model in `file` with a [`Locator`] as the `raw_data` of every tensor.
 pub(crate) fn skeleton(file: &[u8]) -> Result<Vec<u8>, WireError> {
     let rope = rewrite::<WireError>(file, &mut |site| {
-        Ok(match &site.raw_data {
-            None => Edit::Keep,
-            Some(range) => {
-                let locator = Locator { offset: range.start as u64, len: range.len() as u64 };
-                Edit::RawData(Part::Literal(locator.to_bytes()))
-            }
-        })
+        let range = site.raw_data.as_ref().map(|range| range.start as u64..range.end as u64);
+        let locator = Locator { ordinal: site.ordinal, range };
+        Ok(Edit::RawData(Some(Part::Literal(locator.to_bytes()))))
     })?;
     let mut bytes = Vec::with_capacity(rope.len() as usize);
     for part in &rope.parts {

@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod constants;
 mod contraction;
+mod control;
 mod indexing;
 mod linear_attention;
 mod math;
@@ -19,6 +20,7 @@ mod normalization;
 mod pooling;
 mod reduction;
 mod rotary;
+mod sequence;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,10 @@ use std::sync::LazyLock;
 
 use meganeura_ir::{ArgOp, BinaryOp, CompareOp, Composite, NodeId, UnaryOp};
 
+use crate::body::Control;
 use crate::context::Context;
 use crate::error::OpError;
+use crate::value::Value;
 
 /// How an operator becomes nodes.
 #[derive(Clone, Copy)]
@@ -48,6 +52,10 @@ pub(crate) enum Rule {
     Arg(ArgOp),
     One(fn(&mut Context) -> Result<NodeId, OpError>),
     Many(fn(&mut Context) -> Result<Vec<NodeId>, OpError>),
+    /// Operands and results may be sequences and optional values.
+    Values(fn(&mut Context) -> Result<Vec<Value>, OpError>),
+    /// The node holds graphs.
+    Control(fn(&mut Control) -> Result<Vec<Value>, OpError>),
 }
 
 /// One operator.
@@ -78,6 +86,7 @@ static FAMILIES: &[&[Row]] = &[
     attention::ROWS,
     constants::ROWS,
     contraction::ROWS,
+    control::ROWS,
     indexing::ROWS,
     linear_attention::ROWS,
     math::ROWS,
@@ -89,6 +98,7 @@ static FAMILIES: &[&[Row]] = &[
     pooling::ROWS,
     reduction::ROWS,
     rotary::ROWS,
+    sequence::ROWS,
     shape::ROWS,
 ];
 
@@ -103,9 +113,9 @@ pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
     INDEX.get(&(domain, op)).copied()
 }
 
-/// Adds the nodes of one operator and returns its results, by output position.
-pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> {
-    let found = c.input_count();
+/// Checks number and kind of the operands.
+pub(crate) fn check_inputs(row: &Row, inputs: &[Option<Value>]) -> Result<(), OpError> {
+    let found = inputs.len();
     if !row.inputs.contains(&found) {
         let expected = match (*row.inputs.start(), *row.inputs.end()) {
             (low, high) if low == high => low.to_string(),
@@ -114,6 +124,23 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
         };
         return Err(OpError::InputCount { found, expected });
     }
+    if matches!(row.rule, Rule::Values(_) | Rule::Control(_)) {
+        return Ok(());
+    }
+    let other = inputs.iter().enumerate().find_map(|(i, v)| v.as_ref().filter(|v| v.tensor().is_none()).map(|v| (i, v)));
+    other.map_or(Ok(()), |(index, value)| Err(value_error(index, Some(value), "a tensor is needed")))
+}
+
+/// An error about operand `index`, which is of the wrong kind.
+pub(crate) fn value_error(index: usize, value: Option<&Value>, reason: &'static str) -> OpError {
+    match value {
+        Some(value) => OpError::Value { index, found: value.kind().to_owned(), reason },
+        None => OpError::MissingInput(index),
+    }
+}
+
+/// Adds the nodes of one operator and returns its results, by output position.
+pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<Value>, OpError> {
     let one = match row.rule {
         Rule::Unary(op) => {
             let x = c.input(0)?;
@@ -129,9 +156,11 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
         Rule::Reduce(reduce) => reduction::lower(c, reduce)?,
         Rule::Arg(op) => reduction::arg(c, op)?,
         Rule::One(rule) => rule(c)?,
-        Rule::Many(rule) => return rule(c),
+        Rule::Many(rule) => return Ok(rule(c)?.into_iter().map(Value::Tensor).collect()),
+        Rule::Values(rule) => return rule(c),
+        Rule::Control(_) => return Err(OpError::unsupported("a body here")),
     };
-    Ok(vec![one])
+    Ok(vec![Value::Tensor(one)])
 }
 
 #[cfg(test)]

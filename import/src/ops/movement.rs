@@ -6,6 +6,7 @@ use super::constants::{diagonal, shape_operand};
 use super::{ANY, Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
+use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
@@ -13,7 +14,7 @@ pub(super) const ROWS: &[Row] = &[
     row("Dropout",               1..=3, &[1, 2], Rule::Many(dropout)),
     row("Expand",                2..=2, &[1],    Rule::One(expand)),
     row("Flatten",               1..=1, &[],     Rule::One(flatten)),
-    row("Identity",              1..=1, &[],     Rule::One(identity)),
+    row("Identity",              1..=1, &[],     Rule::Values(identity)),
     row("Pad",                   1..=4, &[1, 2, 3], Rule::One(pad)),
     row("Reshape",               2..=2, &[1],    Rule::One(reshape)),
     row("Slice",                 1..=5, &[1, 2, 3, 4], Rule::One(slice)),
@@ -25,8 +26,8 @@ pub(super) const ROWS: &[Row] = &[
     row("Unsqueeze",             1..=2, &[1],    Rule::One(unsqueeze)),
 ];
 
-pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
-    c.input(0)
+pub(super) fn identity(c: &mut Context) -> Result<Vec<Value>, OpError> {
+    Ok(vec![c.value(0).ok_or(OpError::MissingInput(0))?.clone()])
 }
 
 /// Inference: the operand itself, and a mask of ones.

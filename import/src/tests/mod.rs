@@ -1,6 +1,9 @@
 mod artifact;
+mod control;
 mod corpus;
 mod external;
+mod functions;
+mod sequence;
 mod specialize;
 mod structure;
 mod wire;

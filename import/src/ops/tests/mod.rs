@@ -3,11 +3,13 @@
 
 mod attention;
 mod contraction;
+mod control;
 mod data;
 mod math;
 mod microsoft;
 mod microsoft_attention;
 mod reduction;
+mod sequence;
 
 use std::collections::BTreeSet;
 
@@ -26,7 +28,7 @@ pub(super) enum Arg {
 
 pub(super) struct Case {
     opset: i64,
-    node: NodeBuilder,
+    nodes: Vec<NodeBuilder>,
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 }
@@ -39,7 +41,16 @@ pub(super) fn case(
     args: Vec<Arg>,
     expected: Vec<Tensor>,
 ) -> Case {
-    Case { opset, node: attributes(node(op, &[], &[])), args, expected }
+    let mut node = attributes(node(op, &[], &[]));
+    let named = |(i, arg): (usize, &Arg)| if matches!(arg, Absent) { String::new() } else { format!("x{i}") };
+    node.0.input = args.iter().enumerate().map(named).collect();
+    node.0.output = (0..expected.len()).map(|i| format!("y{i}")).collect();
+    Case { opset, nodes: vec![node], args, expected }
+}
+
+/// A case of several nodes, which read `x0`, `x1`, .. and compute `y0`, `y1`, ..
+pub(super) fn program(opset: i64, nodes: Vec<NodeBuilder>, args: Vec<Arg>, expected: Vec<Tensor>) -> Case {
+    Case { opset, nodes, args, expected }
 }
 
 pub(super) fn plain(op: &str, opset: i64, args: Vec<Arg>, expected: Tensor) -> Case {
@@ -50,13 +61,13 @@ pub(super) use Arg::{Absent, Input, Known};
 
 impl Case {
     /// What is wrong, if anything.
-    fn check(mut self) -> Vec<String> {
+    fn check(self) -> Vec<String> {
         let mut wrong = Vec::new();
-        let what = format!("{} of opset {}", self.node.0.op_type, self.opset);
+        let ops: Vec<&str> = self.nodes.iter().map(|n| n.0.op_type.as_str()).collect();
+        let what = format!("{} of opset {}", ops.join(", "), self.opset);
         let mut builder = ModelBuilder::new(self.opset);
-        if !self.node.0.domain.is_empty() {
-            builder = builder.import(&self.node.0.domain, 1);
-        }
+        let domains: BTreeSet<&str> = self.nodes.iter().map(|n| n.0.domain.as_str()).filter(|d| !d.is_empty()).collect();
+        builder = domains.into_iter().fold(builder, |builder, domain| builder.import(domain, 1));
         let mut inputs = Vec::new();
         for (i, arg) in self.args.into_iter().enumerate() {
             let name = format!("x{i}");
@@ -67,19 +78,13 @@ impl Case {
                     inputs.push(tensor);
                 }
                 Known(tensor) => builder = builder.initializer(&name, &tensor),
-                Absent => {
-                    self.node.0.input.push(String::new());
-                    continue;
-                }
+                Absent => {}
             }
-            self.node.0.input.push(name);
         }
         for i in 0..self.expected.len() {
-            let name = format!("y{i}");
-            self.node.0.output.push(name.clone());
-            builder = builder.output(&name);
+            builder = builder.output(&format!("y{i}"));
         }
-        let results = run(&builder.node(self.node), &inputs);
+        let results = run(&self.nodes.into_iter().fold(builder, ModelBuilder::node), &inputs);
         for (i, ((ty, found), expected)) in results.into_iter().zip(&self.expected).enumerate() {
             if ty != *expected.ty() {
                 wrong.push(format!("output {i} of {what} is {ty}, expected {}", expected.ty()));
@@ -102,11 +107,13 @@ fn cases() -> Vec<Case> {
     [
         attention::cases(),
         contraction::cases(),
+        control::cases(),
         data::cases(),
         math::cases(),
         microsoft::cases(),
         microsoft_attention::cases(),
         reduction::cases(),
+        sequence::cases(),
     ]
     .into_iter()
     .flatten()
@@ -121,7 +128,8 @@ fn every_operator_gives_the_numbers_of_the_standard() {
 
 #[test]
 fn every_operator_of_the_table_has_a_case() {
-    let tested: BTreeSet<(String, String)> = cases().into_iter().map(|c| (c.node.0.domain, c.node.0.op_type)).collect();
+    let nodes = cases().into_iter().flat_map(|c| c.nodes);
+    let tested: BTreeSet<(String, String)> = nodes.map(|n| (n.0.domain, n.0.op_type)).collect();
     let owned = |(domain, op): (&str, &str)| (domain.to_owned(), op.to_owned());
     let missing: Vec<(&str, &str)> = super::table().filter(|&row| !tested.contains(&owned(row))).collect();
     assert!(missing.is_empty(), "operators without a test: {missing:?}");
