@@ -5,7 +5,7 @@ use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, DotDims, NodeId, Op, P
 use super::constants::diagonal;
 use super::movement::slice_axis;
 use super::{Row, Rule, row};
-use crate::context::{self, Context};
+use crate::context::{self, Context, extent};
 use crate::error::OpError;
 
 #[rustfmt::skip]
@@ -161,7 +161,7 @@ pub(super) fn merge_heads(c: &mut Context, x: NodeId) -> Result<NodeId, OpError>
 pub(super) fn head_count(c: &Context, name: &'static str) -> Result<usize, OpError> {
     let heads = c.int(name)?.ok_or(OpError::MissingAttribute(name))?;
     let error = || OpError::Attribute { name, value: heads.to_string(), reason: "at least one head is needed" };
-    usize::try_from(heads).ok().filter(|&h| h > 0).ok_or_else(error)
+    extent(name, heads).ok().filter(|&heads| heads > 0).ok_or_else(error)
 }
 
 /// `past` and `new`, joined along axis 2.
