@@ -6,7 +6,7 @@ use super::constants::diagonal;
 use super::movement::slice_axis;
 use super::{Row, Rule, row};
 use crate::body::{Control, expect, tensors};
-use crate::context::{self, Context};
+use crate::context::{self, Context, extent};
 use crate::error::OpError;
 use crate::value::Value;
 
@@ -163,7 +163,7 @@ pub(super) fn merge_heads(c: &mut Context, x: NodeId) -> Result<NodeId, OpError>
 pub(super) fn head_count(c: &Context, name: &'static str) -> Result<usize, OpError> {
     let heads = c.int(name)?.ok_or(OpError::MissingAttribute(name))?;
     let error = || OpError::Attribute { name, value: heads.to_string(), reason: "at least one head is needed" };
-    usize::try_from(heads).ok().filter(|&h| h > 0).ok_or_else(error)
+    extent(name, heads).ok().filter(|&heads| heads > 0).ok_or_else(error)
 }
 
 /// `past` and `new`, joined along axis 2.
