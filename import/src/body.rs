@@ -53,13 +53,19 @@ impl<'m> Control<'_, 'm> {
         known.to_i64_vec().first().copied().ok_or(OpError::Undecided { what, value: node })
     }
 
-    /// Adds the nodes of a body with `arguments` as its inputs, and returns its outputs.
-    pub fn run(&mut self, body: &'m GraphProto, arguments: Vec<Value>) -> Result<Vec<Value>, OpError> {
-        expect(body.input.len(), "inputs", arguments.len())?;
-        self.builder.body_nodes += 1 + body.node.len();
+    /// Counts nodes of bodies, or iterations, towards the limit.
+    pub fn charge(&mut self, nodes: usize) -> Result<(), OpError> {
+        self.builder.body_nodes = self.builder.body_nodes.saturating_add(nodes);
         if self.builder.body_nodes > MAX_BODY_NODES {
             return Err(OpError::Limit { what: "nodes in bodies, those of every iteration counted,", limit: MAX_BODY_NODES });
         }
+        Ok(())
+    }
+
+    /// Adds the nodes of a body with `arguments` as its inputs, and returns its outputs.
+    pub fn run(&mut self, body: &'m GraphProto, arguments: Vec<Value>) -> Result<Vec<Value>, OpError> {
+        expect(body.input.len(), "inputs", arguments.len())?;
+        self.charge(1 + body.node.len())?;
         for (input, value) in body.input.iter().zip(arguments) {
             self.builder.values.insert(&input.name, value);
         }

@@ -86,8 +86,10 @@ pub enum StructureError {
     UnnamedInitializer,
     #[error("a graph input has no name")]
     UnnamedInput,
-    #[error("the function {0} calls itself")]
-    Recursion(String),
+    #[error("the model-local function {name:?} is defined twice")]
+    DuplicateFunction { name: String },
+    #[error("model-local functions call each other without end: {}", .path.join(" calls "))]
+    Recursion { path: Vec<String> },
     #[error("node {node} does not fit the function {function} that it calls: {reason}")]
     Call { node: String, function: String, reason: &'static str },
     #[error("node {node} takes attribute {attribute:?} from {found}: {reason}")]

@@ -16,7 +16,7 @@ use crate::wire::Locator;
 /// Bodies in bodies and calls in calls.
 const MAX_NESTING: usize = 32;
 /// Bytes that the copies of functions take, by their size in the file and a constant for each node.
-const MAX_EXPANSION: usize = 1 << 28;
+const MAX_EXPANSION: usize = 1 << 26;
 /// What a node takes beyond its size in the file.
 const NODE_BYTES: usize = 256;
 
@@ -37,8 +37,7 @@ pub(crate) fn flatten(mut graph: GraphProto, functions: &[FunctionProto], opsets
     };
     for function in functions {
         if flattener.functions.insert(key(function), function).is_some() {
-            let (name, by) = (function_name(function), "a function".to_owned());
-            return Err(StructureError::Duplicate { name, by }.into());
+            return Err(StructureError::DuplicateFunction { name: function_name(function) }.into());
         }
     }
     let frame = Frame { opsets, call: None };
@@ -231,7 +230,8 @@ impl<'a> Flattener<'a> {
     ) -> Result<(), ImportError> {
         let key = key(function);
         if self.calls.contains(&key) {
-            return Err(StructureError::Recursion(function_name(function)).into());
+            let path = self.calls.iter().chain([&key]).map(|(domain, name, _)| qualified(domain, name)).collect();
+            return Err(StructureError::Recursion { path }.into());
         }
         let misfit = |reason| StructureError::Call { node: node_label(node), function: function_name(function), reason };
         if node.input.len() > function.input.len() {

@@ -21,7 +21,9 @@ pub(super) const ROWS: &[Row] = &[
 fn conditional(c: &mut Control) -> Result<Vec<Value>, OpError> {
     let condition = c.inputs[0].clone().ok_or(OpError::MissingInput(0))?;
     let condition = c.decided(&condition, DType::Bool, "the condition")?;
-    let branch = c.body(if condition != 0 { "then_branch" } else { "else_branch" })?;
+    let (then_branch, else_branch) = (c.body("then_branch")?, c.body("else_branch")?);
+    expect(else_branch.output.len(), "outputs", then_branch.output.len())?;
+    let branch = if condition != 0 { then_branch } else { else_branch };
     let unsupported = unsupported_ops(branch, Branches::Skip);
     if !unsupported.is_empty() {
         return Err(OpError::Inner(Box::new(ImportError::UnsupportedOps(unsupported))));
@@ -54,23 +56,24 @@ fn repeat<'m>(c: &mut Control<'_, 'm>) -> Result<Vec<Value>, OpError> {
         found: body.output.len(),
         expected: format!("at least {}", 1 + count),
     })?;
+    expect(body.input.len(), "inputs", 2 + count)?;
     let mut collected: Collected = vec![Vec::new(); scans];
     let mut iteration = 0;
-    while goes_on && trips.is_none_or(|trips| iteration < trips) {
+    let trips_left = |iteration| trips.is_none_or(|trips| iteration < trips);
+    while goes_on && trips_left(iteration) {
         let mut results = step(c, body, iteration, &carried)?;
         let outputs = tensors(results.split_off(1 + count), "a scan output")?;
         for (all, output) in collected.iter_mut().zip(outputs) {
             all.push(output);
         }
         carried = results.split_off(1);
-        goes_on = match results.first() {
-            Some(result) => c.decided(result, DType::Bool, "the condition of the loop")? != 0,
-            None => true,
-        };
         iteration += 1;
-        // The standard ignores what the body says where the loop has no condition; other programs heed it.
-        if !goes_on && condition.is_none() && trips.is_some_and(|trips| iteration < trips) {
-            return Err(OpError::unsupported("a loop without condition whose body ends it"));
+        if trips_left(iteration) {
+            goes_on = c.decided(&results[0], DType::Bool, "the condition of the loop")? != 0;
+            // The standard ignores what the body says where the loop has no condition; other programs heed it.
+            if !goes_on && condition.is_none() {
+                return Err(OpError::unsupported("a loop without condition whose body ends it"));
+            }
         }
     }
     let types = |c: &mut Control<'_, 'm>, k: usize| -> Result<TensorType, OpError> {
@@ -151,14 +154,20 @@ fn scan<'m>(c: &mut Control<'_, 'm>) -> Result<Vec<Value>, OpError> {
             Err(OpError::Attribute { name, value, reason: "one value per scanned operand or result is needed" })
         }
     };
-    let cuts = |axes: Vec<i64>, directions: Vec<i64>| -> Vec<Cut> {
-        axes.into_iter().zip(directions).map(|(axis, direction)| Cut { axis, reversed: direction != 0 }).collect()
+    let cuts = |axes: Vec<i64>, name: &'static str, length: usize| -> Result<Vec<Cut>, OpError> {
+        let reversed = |direction: i64| match direction {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(OpError::Attribute { name, value: other.to_string(), reason: "directions are 0 and 1" }),
+        };
+        let directions = list(name, length)?.into_iter().map(reversed);
+        axes.into_iter().zip(directions).map(|(axis, reversed)| Ok(Cut { axis, reversed: reversed? })).collect()
     };
     let (from, to) = if batched {
-        (cuts(vec![0; inputs], list("directions", inputs)?), cuts(vec![0; outputs], vec![0; outputs]))
+        (cuts(vec![0; inputs], "directions", inputs)?, vec![Cut::default(); outputs])
     } else {
-        let from = cuts(list("scan_input_axes", inputs)?, list("scan_input_directions", inputs)?);
-        (from, cuts(list("scan_output_axes", outputs)?, list("scan_output_directions", outputs)?))
+        let from = cuts(list("scan_input_axes", inputs)?, "scan_input_directions", inputs)?;
+        (from, cuts(list("scan_output_axes", outputs)?, "scan_output_directions", outputs)?)
     };
     let (state, scanned) = operands.split_at(count);
     if !batched {
@@ -170,14 +179,12 @@ fn scan<'m>(c: &mut Control<'_, 'm>) -> Result<Vec<Value>, OpError> {
     if operands.iter().any(|&o| c.context().shape(o).first() != Some(&batch)) || batch == 0 {
         return Err(OpError::unsupported("a Scan of opset 8 whose operands do not share a batch axis"));
     }
-    let lengths = match c.context().known_ints(0)? {
-        Some(lengths) => lengths,
-        None => Vec::new(),
-    };
+    let lengths = c.context().known_ints(0)?.unwrap_or_default();
     let full = scanned.first().and_then(|&x| c.context().shape(x).get(1).copied()).unwrap_or(0);
     if lengths.iter().any(|&length| length != full as i64) {
         return Err(OpError::unsupported("a Scan over sequences of different lengths"));
     }
+    c.charge(batch)?;
     let mut samples: Collected = vec![Vec::new(); count + outputs];
     for sample in 0..batch {
         let mut cut = |nodes: &[NodeId]| -> Result<Vec<NodeId>, OpError> {

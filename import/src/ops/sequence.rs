@@ -42,10 +42,12 @@ fn tensor_input(c: &Context, index: usize) -> Result<NodeId, OpError> {
     c.optional(index).ok_or_else(|| value_error(index, c.value(index), "a tensor is needed"))
 }
 
+fn check_length(length: usize) -> Result<(), OpError> {
+    if length > MAX_ITEMS { Err(OpError::Limit { what: "tensors in a sequence", limit: MAX_ITEMS }) } else { Ok(()) }
+}
+
 fn from_items(dtype: DType, items: Vec<NodeId>) -> Result<Value, OpError> {
-    if items.len() > MAX_ITEMS {
-        return Err(OpError::Limit { what: "tensors in a sequence", limit: MAX_ITEMS });
-    }
+    check_length(items.len())?;
     Ok(Value::Sequence(Sequence { dtype, items }))
 }
 
@@ -174,17 +176,16 @@ fn split_to_sequence(c: &mut Context) -> Result<Vec<Value>, OpError> {
         chunk => {
             let chunk = chunk.map_or(1, |chunk| chunk.to_i64_vec().first().copied().unwrap_or(0));
             let chunk = usize::try_from(chunk).ok().filter(|chunk| *chunk > 0).ok_or_else(|| misfit(&chunk))?;
-            if total.div_ceil(chunk) > MAX_ITEMS {
-                return Err(OpError::Limit { what: "tensors in a sequence", limit: MAX_ITEMS });
-            }
+            check_length(total.div_ceil(chunk))?;
             (0..total).step_by(chunk).map(|start| chunk.min(total - start)).collect()
         }
     };
     if sizes.iter().sum::<usize>() != total {
         return Err(misfit(&sizes));
     }
+    check_length(sizes.len())?;
     let mut start = 0;
-    let mut items = Vec::with_capacity(sizes.len().min(MAX_ITEMS));
+    let mut items = Vec::with_capacity(sizes.len());
     for size in sizes {
         items.push(if squeezed { item(c, x, axis, start)? } else { slice_axis(c, x, axis, start, size)? });
         start += size;

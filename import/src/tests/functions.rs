@@ -202,9 +202,9 @@ fn functions_that_cannot_be_expanded_are_refused() {
         structure(functions.into_iter().fold(base(), ModelBuilder::function).node(node).output("y"))
     };
     let x = || call("g", &["x"], &["y"]);
-    assert!(matches!(model(vec![looped("g", "g")], x()), StructureError::Recursion(_)));
-    assert!(matches!(model(vec![looped("g", "h"), looped("h", "g")], x()), StructureError::Recursion(_)));
-    assert!(matches!(model(vec![leaky(), leaky()], x()), StructureError::Duplicate { .. }));
+    assert!(matches!(model(vec![looped("g", "g")], x()), StructureError::Recursion { .. }));
+    assert!(matches!(model(vec![looped("g", "h"), looped("h", "g")], x()), StructureError::Recursion { .. }));
+    assert!(matches!(model(vec![leaky(), leaky()], x()), StructureError::DuplicateFunction { .. }));
     let error = model(vec![leaky()], call("leaky", &["x", "x"], &["y"]));
     assert!(matches!(error, StructureError::Call { .. }), "{error}");
     let error = model(vec![leaky()], call("leaky", &["x"], &["y", "z"]));
