@@ -5,13 +5,14 @@ use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
 use crate::proto::attribute_proto::AttributeType;
-use crate::proto::{AttributeProto, NodeProto};
+use crate::proto::{AttributeProto, NodeProto, TypeProto};
 use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
 
 use crate::error::OpError;
 use crate::fold::Folder;
 use crate::narrow::Narrow;
 use crate::tensor::Storage;
+use crate::value::Value;
 
 /// Sizes, strides, pads and the like are below this, so that index arithmetic cannot overflow.
 const MAX_EXTENT: i64 = 1 << 31;
@@ -26,7 +27,7 @@ pub(crate) struct Context<'a> {
     node: &'a NodeProto,
     /// Version of the node's operator set.
     pub opset: i64,
-    inputs: Vec<Option<NodeId>>,
+    inputs: Vec<Option<Value>>,
     /// By output position: whether anything reads it.
     wanted: Vec<bool>,
     /// By operand position: the element type that a wider dtype holds.
@@ -64,7 +65,7 @@ impl<'a> Context<'a> {
         storage: &'a Storage,
         node: &'a NodeProto,
         opset: i64,
-        inputs: Vec<Option<NodeId>>,
+        inputs: Vec<Option<Value>>,
         wanted: Vec<bool>,
         narrow: Vec<Option<Narrow>>,
     ) -> Self {
@@ -95,6 +96,11 @@ impl<'a> Context<'a> {
         self.node.output.len()
     }
 
+    /// Whether the node names output `index`, read or not.
+    pub fn declares_output(&self, index: usize) -> bool {
+        self.node.output.get(index).is_some_and(|name| !name.is_empty())
+    }
+
     /// Whether anything reads output `index`.
     pub fn has_output(&self, index: usize) -> bool {
         self.wanted.get(index).copied().unwrap_or(false)
@@ -105,7 +111,12 @@ impl<'a> Context<'a> {
     }
 
     pub fn optional(&self, index: usize) -> Option<NodeId> {
-        self.inputs.get(index).copied().flatten()
+        self.value(index).and_then(Value::tensor)
+    }
+
+    /// Operand `index`, of any kind. Rules that do not take values see tensors only.
+    pub fn value(&self, index: usize) -> Option<&Value> {
+        self.inputs.get(index)?.as_ref()
     }
 
     /// All operands; none may be absent.
@@ -194,6 +205,11 @@ impl<'a> Context<'a> {
         Ok(Some(attribute))
     }
 
+    /// Whether the node has an attribute of this name, of any type.
+    pub fn has_attribute(&self, name: &str) -> bool {
+        self.node.attribute.iter().any(|a| a.name == name)
+    }
+
     /// Declares that attributes are known and make no difference here.
     pub fn ignore(&self, names: &[&str]) {
         for attribute in self.node.attribute.iter().filter(|a| names.contains(&a.name.as_str())) {
@@ -278,6 +294,11 @@ impl<'a> Context<'a> {
             return Err(error("the values are too large"));
         }
         Ok((0..count).map(|a| (values[a] as isize, values[count + a] as isize)).collect())
+    }
+
+    /// A type attribute.
+    pub fn type_proto(&self, name: &str) -> Result<Option<&'a TypeProto>, OpError> {
+        Ok(self.attribute(name, &[AttributeType::TypeProto], "type")?.and_then(|a| a.tp.as_ref()))
     }
 
     // Axes and shapes.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use meganeura_ir::{DType, GraphError, TensorType};
+use meganeura_ir::{DType, GraphError, NodeId, TensorType};
 
 pub use crate::check::AttributeError;
 use crate::limits::LimitError;
@@ -52,14 +52,33 @@ pub enum ImportError {
     Binding(#[from] BindingError),
     #[error("node {node}: {source}")]
     Node { node: Box<NodeName>, source: Box<OpError> },
-    #[error("node {node}: the values of {} {} decide a shape; run the model on data, or bind the values", if inputs.len() == 1 { "input" } else { "inputs" }, list(inputs))]
-    ValuesNeeded { node: Box<NodeName>, inputs: Vec<String> },
+    #[error("output {name:?} is {found}: only tensors can be outputs")]
+    OutputType { name: String, found: String },
+    #[error("node {node}: the values of {} {} decide {what}{}; run the model on data, or bind the values", if inputs.len() == 1 { "input" } else { "inputs" }, list(inputs), chain(path))]
+    ValuesNeeded {
+        node: Box<NodeName>,
+        /// What must be known: a shape, a condition.
+        what: &'static str,
+        inputs: Vec<String>,
+        /// Values on the way from one of the inputs to what must be known.
+        path: Vec<String>,
+    },
     #[error(transparent)]
     Graph(#[from] GraphError),
     #[error("a constant that output {output:?} needs holds {value}, outside the 32-bit range of {dtype} on devices")]
     IntegerRange { output: String, value: i64, dtype: DType },
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+}
+
+impl ImportError {
+    /// The error of a node in a body of the node `outer`.
+    pub(crate) fn inside(mut self, outer: &str) -> Self {
+        if let ImportError::Node { node, .. } | ImportError::ValuesNeeded { node, .. } = &mut self {
+            node.name = format!("{} in {outer}", node.name);
+        }
+        self
+    }
 }
 
 /// A graph that breaks a rule of the ONNX standard.
@@ -91,6 +110,14 @@ pub enum StructureError {
     DuplicateFunction { name: String },
     #[error("model-local functions call each other without end: {}", .path.join(" calls "))]
     Recursion { path: Vec<String> },
+    #[error("node {node} does not fit the function {function} that it calls: {reason}")]
+    Call { node: String, function: String, reason: &'static str },
+    #[error("node {node} takes attribute {attribute:?} from {found}: {reason}")]
+    AttributeReference { node: String, attribute: String, found: String, reason: &'static str },
+    #[error("graphs and function calls are nested more than {0} deep")]
+    Nesting(usize),
+    #[error("the functions of the model expand to more than {0} bytes")]
+    Expansion(usize),
     #[error("the operator set {domain:?} is imported in version {first} and in version {second}")]
     OpsetTwice { domain: String, first: i64, second: i64 },
     #[error("the operator set {domain:?} is imported in version {version}: versions begin at 1")]
@@ -199,6 +226,17 @@ pub enum OpError {
     Attribute { name: &'static str, value: String, reason: &'static str },
     #[error("input {index} must be known when the graph is built, but it depends on what the model is run on")]
     NotStatic { index: usize },
+    #[error("{what} must be known when the graph is built, but it depends on what the model is run on")]
+    Undecided { what: &'static str, value: NodeId },
+    #[error("input {index} is {found}: {reason}")]
+    Value { index: usize, found: String, reason: &'static str },
+    #[error("the body has {found} {what}, {expected} are needed")]
+    Body { what: &'static str, found: usize, expected: String },
+    #[error("{what} are limited to {limit}")]
+    Limit { what: &'static str, limit: usize },
+    /// In the body of the node.
+    #[error(transparent)]
+    Inner(Box<ImportError>),
     #[error("axis {axis} of a tensor of rank {rank}")]
     Axis { axis: i64, rank: usize },
     #[error("axis {0} is given twice")]
@@ -377,6 +415,16 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
         return "none".to_owned();
     }
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// ` (a → b → c)`, without what lies in the middle of a long way.
+fn chain(values: &[String]) -> String {
+    let shown = match values {
+        [] | [_] => return String::new(),
+        [first @ .., _, _] if first.len() > 6 => [&first[..3], &["…".to_owned()], &values[values.len() - 3..]].concat(),
+        all => all.to_vec(),
+    };
+    format!(" ({})", shown.join(" → "))
 }
 
 fn lines<T: fmt::Display>(items: &[T]) -> String {

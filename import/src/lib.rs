@@ -2,13 +2,14 @@
 //!
 //! [`Model::open`] reads an `.onnx` file, or the artifact that [`write_artifact`] made of one. The file is mapped; a scan of the
 //! protobuf wire format (`wire`) records where tensor data lies and leaves it there, the messages of `proto` decode the rest, and
-//! `check` and `roles` establish names, order, and which tensors are parameters. [`Model::specialize`] binds symbolic sizes and
+//! `flatten` expands the model's own functions, `check` and `roles` establish names, order, and which tensors are parameters. [`Model::specialize`] binds symbolic sizes and
 //! builds a [`meganeura_ir::Graph`] by the table in `ops`, folding constants on the way.
 //! [`write_onnx`] and [`write_artifact`] put today's weights into the original file or into safetensors, streaming.
 //!
 //! No path from a file panics: malformed input is an [`ImportError`].
 
 mod artifact;
+mod body;
 mod buffers;
 mod check;
 mod context;
@@ -17,6 +18,7 @@ mod dims;
 mod error;
 mod export;
 mod external;
+mod flatten;
 mod fold;
 mod limits;
 mod model;
@@ -29,6 +31,7 @@ mod sharing;
 mod sparse;
 mod specialize;
 mod tensor;
+mod value;
 mod values;
 mod wire;
 mod write;

@@ -8,6 +8,7 @@ use meganeura_ir::{DType, Shape, Tensor};
 use crate::proto::tensor_proto::DataType;
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
+use crate::roles::constant_tensor;
 
 /// An element type that a wider dtype holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,16 +187,18 @@ pub(crate) fn moves(node: &NodeProto) -> bool {
     MOVEMENT.contains(&node.op_type.as_str())
 }
 
-/// The values that the graph declares with a narrow type, by name.
+/// The values that the graph and the bodies in it declare with a narrow type, by name.
 pub(crate) fn declared(graph: &GraphProto) -> HashMap<&str, Narrow> {
-    let infos = graph.input.iter().chain(&graph.output).chain(&graph.value_info).filter_map(|info| {
+    let graphs = graph.graphs();
+    let infos = graphs.iter().flat_map(|g| g.input.iter().chain(&g.output).chain(&g.value_info)).filter_map(|info| {
         let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref()?.value.as_ref() else { return None };
         Some((info.name.as_str(), narrow(ty.elem_type)?))
     });
-    let initializers = graph.initializer.iter().filter_map(|t| Some((t.name.as_str(), narrow(t.data_type)?)));
-    let constants = graph.node.iter().filter(|node| node.op_type == "Constant").filter_map(|node| {
-        let tensor = node.attribute.iter().find_map(|a| a.t.as_ref())?;
-        Some((node.output.first()?.as_str(), narrow(tensor.data_type)?))
+    let initializers = graphs.iter().flat_map(|g| &g.initializer);
+    let initializers = initializers.filter_map(|t| Some((t.name.as_str(), narrow(t.data_type)?)));
+    let constants = graph.nodes().into_iter().filter_map(|node| {
+        let (tensor, name) = constant_tensor(node)?;
+        Some((name, narrow(tensor.data_type)?))
     });
     infos.chain(initializers).chain(constants).collect()
 }

@@ -6,19 +6,20 @@ use crate::proto::{GraphProto, NodeProto, TensorProto};
 use meganeura_ir::{DType, ParameterRole, TensorType};
 
 use crate::error::{ImportError, Warning};
-use crate::model::{Dim, ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
+use crate::model::{Dim, ModelInput, ModelOutput, ModelParameter, canonical_domain};
 use crate::narrow::narrow;
-use crate::ops;
+use crate::ops::{self, Rule};
 use crate::tensor;
+use crate::wire::Locator;
 
 /// A float tensor in a Constant node of at most this many elements and with a name that an exporter made up is a literal of the program.
 const LITERAL_ELEMENTS: usize = 16;
 
 /// Last parts of names that frameworks give to tensors which they store and never train.
 #[rustfmt::skip]
-const BUFFER_NAMES: [&str; 18] = [
-    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos", "sin", "anchors",
-    "anchor_grid", "attn_mask", "causal_mask", "masked_bias", "relative_coords_table", "pixel_mean", "pixel_std",
+const BUFFER_NAMES: [&str; 20] = [
+    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos",
+    "sin", "anchors", "anchor_grid", "attn_mask", "causal_mask", "masked_bias", "relative_coords_table", "pixel_mean", "pixel_std",
     "forward_basis_buffer", "position_ids",
 ];
 
@@ -34,29 +35,32 @@ const FOLDED_VIEWS: [&str; 3] = ["permute", "transpose", "t"];
 /// Judges a float tensor by its content: what it is, if it is no weight.
 pub(crate) type Judge<'a> = dyn Fn(&ModelParameter, &TensorProto) -> Option<&'static str> + 'a;
 
-/// The parameters among the tensors that the live nodes or the outputs need, in file order: initializers, then Constant nodes.
+/// The parameters among the tensors that the nodes or the outputs need, in file order: initializers, then Constant nodes, those of
+/// bodies after those around them. Each comes with its ordinal in the file. `function_tensors` names those that functions hold.
 pub(crate) fn classify(
     graph: &GraphProto,
-    live: &[usize],
     outputs: &[ModelOutput],
+    function_tensors: &HashMap<u64, String>,
     judge: &Judge,
-) -> Result<Vec<(ModelParameter, ParameterSource)>, ImportError> {
-    let uses = Uses::new(graph, live, outputs);
+) -> Result<Vec<(ModelParameter, u64)>, ImportError> {
+    let uses = Uses::new(graph, outputs);
     let mut parameters = Vec::new();
-    let mut push = |proto: &TensorProto, name: &str, ty: TensorType, source, (trainable, reason): (bool, &'static str)| {
-        let (role, name) = (ParameterRole::Weight, name.to_owned());
-        let mut parameter = ModelParameter { name, shape: ty.shape, stored: ty.dtype, role, trainable, reason };
-        let buffer = uses.statistics.contains(parameter.name.as_str()).then_some("running statistics of BatchNormalization");
+    let mut ordinals = HashSet::new();
+    let mut push = |proto: &TensorProto, name: &str, ty: TensorType, (trainable, reason): (bool, &'static str)| {
+        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { return false };
+        let (role, stored_as) = (ParameterRole::Weight, function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned());
+        let mut parameter = ModelParameter { name: stored_as, shape: ty.shape, stored: ty.dtype, role, trainable, reason };
+        let buffer = uses.statistics.contains(name).then_some("running statistics of BatchNormalization");
         let buffer = buffer.or_else(|| is_buffer(&parameter.name).then_some("a buffer, by its name"));
         if let Some(reason) = buffer.or_else(|| judge(&parameter, proto)) {
             parameter = ModelParameter { role: ParameterRole::Statistic, trainable: false, reason, ..parameter };
         }
         let trains = parameter.trainable;
-        parameters.push((parameter, source));
+        parameters.push((parameter, ordinal));
         trains
     };
     let mut weights_are_initializers = false;
-    for (index, proto) in graph.initializer.iter().enumerate() {
+    for proto in graph.graphs().into_iter().flat_map(|g| &g.initializer) {
         let name = proto.name.as_str();
         let Some(positions) = uses.by_name.get(name) else { continue };
         let error = |source| ImportError::Tensor { name: name.to_owned(), source };
@@ -66,12 +70,10 @@ pub(crate) fn classify(
         if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
-        let source = ParameterSource::Initializer(index);
-        weights_are_initializers |= push(proto, name, ty, source, (true, "a float initializer"));
+        weights_are_initializers |= push(proto, name, ty, (true, "a float initializer"));
     }
-    for &node in live {
-        let Some((attribute, name)) = constant_tensor(&graph.node[node]) else { continue };
-        let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
+    for node in graph.nodes() {
+        let Some((proto, name)) = constant_tensor(node) else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
         let only_static = uses.by_name.get(name).is_some_and(|positions| positions.iter().all(|p| *p == Position::Static));
         let literal = is_literal(name, ty.shape.numel());
@@ -82,18 +84,22 @@ pub(crate) fn classify(
             true => (false, "a table in a Constant node; the weights of this file are initializers"),
             false => (true, "a float Constant node of several elements"),
         };
-        push(proto, name, ty, ParameterSource::Constant { node, attribute }, trains);
+        push(proto, name, ty, trains);
     }
     Ok(parameters)
 }
 
+fn ordinal(proto: &TensorProto) -> Option<u64> {
+    Locator::from_bytes(&proto.raw_data).map(|locator| locator.ordinal)
+}
+
 /// The tensor attribute of a Constant node, and the name of the node's result.
-fn constant_tensor(node: &NodeProto) -> Option<(usize, &str)> {
+pub(crate) fn constant_tensor(node: &NodeProto) -> Option<(&TensorProto, &str)> {
     if node.op_type != "Constant" || !canonical_domain(&node.domain).is_empty() {
         return None;
     }
-    let attribute = node.attribute.iter().position(|a| a.name == "value" && a.t.is_some())?;
-    Some((attribute, node.output.first()?))
+    let tensor = node.attribute.iter().filter(|a| a.name == "value").find_map(|a| a.t.as_ref())?;
+    Some((tensor, node.output.first()?))
 }
 
 /// Whether the float tensor of a Constant node is a literal of the program.
@@ -101,7 +107,8 @@ fn is_literal(name: &str, elements: usize) -> bool {
     elements <= 1 || elements <= LITERAL_ELEMENTS && has_made_up_name(name)
 }
 
-fn has_made_up_name(name: &str) -> bool {
+/// Whether an exporter gave the name to a literal of the program.
+pub(crate) fn has_made_up_name(name: &str) -> bool {
     LITERAL_NAMES.iter().any(|mark| name.contains(mark))
 }
 
@@ -115,7 +122,7 @@ fn is_buffer(name: &str) -> bool {
 enum Position {
     /// As data.
     Data,
-    /// Where the standard once had an attribute: bounds, pad values, scales.
+    /// Where the standard once had an attribute: bounds, pad values, scales. Also where no gradient comes from.
     Static,
 }
 
@@ -126,16 +133,19 @@ struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
-    fn new(graph: &'a GraphProto, live: &[usize], outputs: &'a [ModelOutput]) -> Self {
+    fn new(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> Self {
         let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new() };
-        for output in outputs {
-            uses.by_name.entry(&output.name).or_default().push(Position::Data);
+        let bodies = graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| &o.name);
+        for output in outputs.iter().map(|o| &o.name).chain(bodies) {
+            uses.by_name.entry(output).or_default().push(Position::Data);
         }
-        for &n in live.iter().rev() {
-            let node = &graph.node[n];
-            let statics = ops::find(canonical_domain(&node.domain), &node.op_type).map_or(&[][..], |row| row.statics);
+        for node in graph.nodes().into_iter().rev() {
+            let row = ops::find(canonical_domain(&node.domain), &node.op_type);
+            let statics = row.map_or(&[][..], |row| row.statics);
+            // No gradient passes a comparison.
+            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_)));
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-                let position = if statics.contains(&i) { Position::Static } else { Position::Data };
+                let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
             }
             if node.op_type == "BatchNormalization" {
@@ -152,24 +162,19 @@ impl<'a> Uses<'a> {
 }
 
 /// What the graph, the names and the dtypes say about the export.
-pub(crate) fn warnings(
-    graph: &GraphProto,
-    live: &[usize],
-    parameters: &[(ModelParameter, ParameterSource)],
-    inputs: &[ModelInput],
-) -> Vec<Warning> {
+pub(crate) fn warnings(graph: &GraphProto, parameters: &[(ModelParameter, u64)], inputs: &[ModelInput]) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let by_name: HashMap<&str, &ModelParameter> = parameters.iter().map(|(p, _)| (p.name.as_str(), p)).collect();
     let renamed: Vec<&str> = by_file(parameters, |p| p.trainable && is_renamed(&p.name));
     if let Some(example) = renamed.first() {
         warnings.push(Warning::RenamedWeights { count: renamed.len(), example: (*example).to_owned() });
     }
-    let nodes = || live.iter().filter_map(|&n| graph.node.get(n));
-    let folded = nodes().filter(|node| node.op_type == "Conv" && has_folded_norm(node, &by_name)).count();
+    let nodes = graph.nodes();
+    let folded = nodes.iter().filter(|node| node.op_type == "Conv" && has_folded_norm(node, &by_name)).count();
     if folded > 0 {
         warnings.push(Warning::FoldedBatchNorm { count: folded });
     }
-    warnings.extend(nodes().filter_map(|node| merged(node, &by_name)));
+    warnings.extend(nodes.iter().filter_map(|node| merged(node, &by_name)));
     let buffers = by_file(parameters, |p| p.reason.ends_with("by its content") || p.reason.ends_with("by their content"));
     if let Some(example) = buffers.first() {
         warnings.push(Warning::Buffers { count: buffers.len(), example: (*example).to_owned() });
@@ -186,7 +191,7 @@ pub(crate) fn warnings(
 }
 
 /// Names of the parameters that pass a test, in file order.
-fn by_file(parameters: &[(ModelParameter, ParameterSource)], test: impl Fn(&ModelParameter) -> bool) -> Vec<&str> {
+fn by_file(parameters: &[(ModelParameter, u64)], test: impl Fn(&ModelParameter) -> bool) -> Vec<&str> {
     parameters.iter().filter(|(p, _)| test(p)).map(|(p, _)| p.name.as_str()).collect()
 }
 

@@ -23,8 +23,7 @@ impl Model {
     /// Parameters whose elements several nodes read, with the number of these nodes: each is one weight, whose gradients add up.
     pub fn shared(&self) -> Vec<(&str, usize)> {
         let mut uses: HashMap<&str, usize> = HashMap::new();
-        let nodes = self.live.iter().filter_map(|&n| self.graph.node.get(n));
-        for node in nodes.filter(|node| !TYPE_READERS.contains(&node.op_type.as_str())) {
+        for node in self.graph.nodes().into_iter().filter(|node| !TYPE_READERS.contains(&node.op_type.as_str())) {
             let mut names: Vec<&str> = node.input.iter().map(String::as_str).collect();
             names.sort_unstable();
             names.dedup();

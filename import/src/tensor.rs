@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::error::ImportError;
 use crate::external::ExternalFiles;
 use crate::limits::{Limit, LimitError, Limits};
 use crate::narrow::{Narrow, narrow};
-use crate::wire::Locator;
+use crate::wire::{self, Locator};
 
 /// Why the data of a tensor cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +114,7 @@ pub(crate) struct Storage {
     main: Bytes,
     /// Data that the import made: locators into it begin where `main` ends.
     kept: Vec<u8>,
+    kept_tensors: u64,
     external: ExternalFiles,
     limits: Limits,
 }
@@ -158,14 +160,14 @@ pub(crate) fn release(map: &Mmap, bytes: &[u8]) {
 /// Where the elements of a tensor are.
 enum Source<'a> {
     Located(&'a [u8]),
-    External(Arc<Mmap>, Locator),
+    External(Arc<Mmap>, Range<u64>),
     Typed,
 }
 
 impl Storage {
     pub fn new(main: Bytes, folder: PathBuf, limits: &Limits) -> Self {
         let external = ExternalFiles::new(folder, limits.clone());
-        Storage { main, kept: Vec::new(), external, limits: limits.clone() }
+        Storage { main, kept: Vec::new(), kept_tensors: 0, external, limits: limits.clone() }
     }
 
     pub fn limits(&self) -> &Limits {
@@ -185,19 +187,22 @@ impl Storage {
     }
 
     /// The bytes that a locator points to.
-    pub fn located(&self, locator: Locator) -> Option<&[u8]> {
+    pub fn located(&self, range: Range<u64>) -> Option<&[u8]> {
         let end = self.main.as_slice().len() as u64;
-        match locator.offset.checked_sub(end) {
-            Some(offset) if !self.kept.is_empty() => Locator { offset, ..locator }.slice(&self.kept),
-            _ => locator.slice(self.main.as_slice()),
+        match range.start.checked_sub(end) {
+            Some(start) if !self.kept.is_empty() => wire::slice(&self.kept, start..range.end.checked_sub(end)?),
+            _ => wire::slice(self.main.as_slice(), range),
         }
     }
 
     /// Keeps data that the import made, and returns what stands for it in `raw_data`.
     pub fn keep(&mut self, data: &[u8]) -> Vec<u8> {
-        let offset = (self.main.as_slice().len() + self.kept.len()) as u64;
+        let start = (self.main.as_slice().len() + self.kept.len()) as u64;
         self.kept.extend(data);
-        Locator { offset, len: data.len() as u64 }.to_bytes()
+        self.kept_tensors += 1;
+        // No tensor of the file has this ordinal.
+        let ordinal = u64::MAX - self.kept_tensors;
+        Locator { ordinal, range: Some(start..start + data.len() as u64) }.to_bytes()
     }
 
     /// Checks that a tensor is within the limits and that its data is there and has the right size. Reads none of it.
@@ -227,8 +232,8 @@ impl Storage {
                 }
                 tensor
             }
-            Source::External(map, locator) => {
-                let bytes = locator.slice(&map).ok_or(TensorError::OutOfFile)?;
+            Source::External(map, range) => {
+                let bytes = wire::slice(&map, range).ok_or(TensorError::OutOfFile)?;
                 let tensor = from_raw(ty, bytes);
                 release(&map, bytes);
                 tensor
@@ -242,7 +247,7 @@ impl Storage {
         match self.source(proto, &ty).ok()? {
             Source::Typed => None,
             Source::Located(bytes) => Some(look(bytes)),
-            Source::External(map, locator) => locator.slice(&map).map(look),
+            Source::External(map, range) => wire::slice(&map, range).map(look),
         }
     }
 
@@ -251,7 +256,8 @@ impl Storage {
             return Err(TensorError::Segment);
         }
         let typed = typed_elements(proto);
-        let internal = typed > 0 || !proto.raw_data.is_empty();
+        let range = Locator::from_bytes(&proto.raw_data).and_then(|locator| locator.range);
+        let internal = typed > 0 || range.is_some();
         let is_external = proto.data_location == Some(DataLocation::External as i32);
         if is_external || !internal && !proto.external_data.is_empty() {
             if internal {
@@ -260,10 +266,10 @@ impl Storage {
             return self.external_source(proto, ty);
         }
         let size = |found, expected, unit| TensorError::Size { ty: ty.clone(), expected, found, unit };
-        match Locator::from_bytes(&proto.raw_data) {
+        match range {
             Some(_) if typed > 0 => Err(TensorError::TwoEncodings("in raw_data and in a typed field")),
-            Some(locator) => {
-                let bytes = self.located(locator).ok_or(TensorError::OutOfFile)?;
+            Some(range) => {
+                let bytes = self.located(range).ok_or(TensorError::OutOfFile)?;
                 let (found, expected) = (bytes.len(), ty.bytes());
                 if found == expected { Ok(Source::Located(bytes)) } else { Err(size(found, expected, "bytes")) }
             }
@@ -295,11 +301,11 @@ impl Storage {
             return Ok(Source::Located(&[]));
         }
         let map = self.external.map(&location)?;
-        let locator = Locator { offset, len };
-        if locator.slice(&map).is_none() {
+        let range = offset..offset.saturating_add(len);
+        if wire::slice(&map, range.clone()).is_none() {
             return Err(TensorError::ExternalRange { location, offset, len });
         }
-        Ok(Source::External(map, locator))
+        Ok(Source::External(map, range))
     }
 }
 

@@ -5,8 +5,8 @@ use crate::proto::tensor_proto::DataType;
 use crate::proto::tensor_shape_proto::{Dimension, dimension};
 pub use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, type_proto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
+    TypeProto, ValueInfoProto, type_proto,
 };
 use meganeura_ir::interpreter::{Environment, Value, interpret};
 use meganeura_ir::{DType, Graph, Tensor, TensorType};
@@ -88,9 +88,44 @@ impl NodeBuilder {
         self.attribute(name, AttributeType::Tensor, AttributeProto { t, ..Default::default() })
     }
 
+    pub fn graph(self, name: &str, graph: GraphProto) -> Self {
+        self.attribute(name, AttributeType::Graph, AttributeProto { g: Some(graph), ..Default::default() })
+    }
+
+    pub fn type_proto(self, name: &str, tp: TypeProto) -> Self {
+        self.attribute(name, AttributeType::TypeProto, AttributeProto { tp: Some(tp), ..Default::default() })
+    }
+
+    /// The attribute `name` takes its value from the attribute `from` of the function that holds the node.
+    pub fn reference(self, name: &str, ty: AttributeType, from: &str) -> Self {
+        self.attribute(name, ty, AttributeProto { ref_attr_name: from.to_owned(), ..Default::default() })
+    }
+
     pub fn domain(mut self, domain: &str) -> Self {
         self.0.domain = domain.to_owned();
         self
+    }
+}
+
+/// A graph for an attribute. Inputs and outputs have no declared types.
+pub fn body(inputs: &[&str], nodes: Vec<NodeBuilder>, outputs: &[&str]) -> GraphProto {
+    let untyped =
+        |names: &[&str]| names.iter().map(|&name| ValueInfoProto { name: name.to_owned(), ..Default::default() }).collect();
+    let node = nodes.into_iter().map(|n| n.0).collect();
+    GraphProto { input: untyped(inputs), node, output: untyped(outputs), ..Default::default() }
+}
+
+/// A function of the domain `f`, at opset 18.
+pub fn function(name: &str, inputs: &[&str], nodes: Vec<NodeBuilder>, outputs: &[&str]) -> FunctionProto {
+    let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect();
+    FunctionProto {
+        domain: "f".to_owned(),
+        name: name.to_owned(),
+        input: owned(inputs),
+        output: owned(outputs),
+        node: nodes.into_iter().map(|n| n.0).collect(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 18 }],
+        ..Default::default()
     }
 }
 
@@ -159,6 +194,11 @@ impl ModelBuilder {
         self.graph(|g| g.node.push(node.0))
     }
 
+    pub fn function(mut self, function: FunctionProto) -> Self {
+        self.0.functions.push(function);
+        self
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         self.0.encode_to_vec()
     }
@@ -174,6 +214,20 @@ pub fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
 
 pub fn i64s(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_i64(DType::I64, shape, values)
+}
+
+pub fn i32s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::I32, shape, values)
+}
+
+pub fn u8s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::U8, shape, values)
+}
+
+/// Different quarters between -1.25 and 1.25, in an order that `seed` changes.
+pub fn quarters(shape: &[usize], seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    f32s(shape, &(0..count).map(|i| ((i * 7 + i / 5 + seed * 3) % 11) as f32 / 4.0 - 1.25).collect::<Vec<_>>())
 }
 
 pub fn bools(shape: &[usize], values: &[i64]) -> Tensor {

@@ -107,7 +107,6 @@ fn field(bytes: &[u8], at: &mut usize, end: usize) -> Result<Field, WireError> {
     Ok(Field { number, wire_type, whole: start..*at, payload, integer })
 }
 
-const NODE_OUTPUT: u64 = 2;
 const TENSOR_DATA_TYPE: u64 = 2;
 const TENSOR_FLOAT_DATA: u64 = 4;
 const TENSOR_NAME: u64 = 8;
@@ -118,21 +117,11 @@ const TENSOR_EXTERNAL_DATA: u64 = 13;
 /// `data_location`.
 const TENSOR_DATA: [u64; 9] = [TENSOR_FLOAT_DATA, 5, 6, 7, TENSOR_RAW_DATA, TENSOR_DOUBLE_DATA, 11, TENSOR_EXTERNAL_DATA, 14];
 
-/// What a tensor belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner<'a> {
-    /// The initializers of the main graph.
-    Initializer,
-    /// An attribute of the node of the main graph whose first output is `output`.
-    Attribute { output: &'a [u8] },
-    /// A subgraph, a function, a sparse tensor.
-    Nested,
-}
-
 /// A tensor that [`rewrite`] came across.
 #[derive(Clone, Debug)]
 pub(crate) struct Site<'a> {
-    pub owner: Owner<'a>,
+    /// Tensors before this one in the message.
+    pub ordinal: u64,
     pub name: &'a [u8],
     /// The serialised `TensorProto`.
     pub message: &'a [u8],
@@ -146,9 +135,8 @@ pub(crate) struct Site<'a> {
 /// What becomes of a tensor's data.
 #[derive(Clone, Debug)]
 pub(crate) enum Edit {
-    Keep,
-    /// The elements that lie as they are become this, in `raw_data`; other fields stay.
-    RawData(Part),
+    /// The elements that lie as they are become this, in `raw_data`, or go; other fields stay.
+    RawData(Option<Part>),
     /// Every data field goes; this becomes `raw_data`.
     Replace(Option<Part>),
 }
@@ -236,8 +224,8 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
 
 /// The serialised `ModelProto` in `bytes` with the data of each tensor edited as `edit` says.
 pub(crate) fn rewrite<E: From<WireError>>(bytes: &[u8], edit: &mut dyn FnMut(&Site) -> Result<Edit, E>) -> Result<Rope, E> {
-    let mut rewriter = Rewriter { bytes, edit };
-    rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
+    let mut rewriter = Rewriter { bytes, edit, tensors: 0 };
+    rewriter.message(Message::Model, 0..bytes.len(), 0)
 }
 
 /// The elements of the tensor message in `range` that lie in the file as they are in memory, and their field: `raw_data`, or a
@@ -267,32 +255,23 @@ pub(crate) fn located(bytes: &[u8], range: Range<usize>) -> Result<Option<(u64, 
 struct Rewriter<'a, 'e, E> {
     bytes: &'a [u8],
     edit: &'e mut dyn FnMut(&Site) -> Result<Edit, E>,
+    tensors: u64,
 }
 
 impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
-    /// `owner` is the owner of tensors in this message, as far as known.
-    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize, owner: Owner<'a>) -> Result<Rope, E> {
+    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize) -> Result<Rope, E> {
         if depth > MAX_DEPTH {
             return Err(WireError::Depth.into());
         }
         if kind == Message::Tensor {
-            return self.tensor(range, owner);
+            return self.tensor(range);
         }
-        // Depth 1 is the main graph, depth 2 its nodes and initializers, depth 3 their attributes.
-        let owner = match kind {
-            Message::Graph if depth == 1 => Owner::Initializer,
-            Message::Node if depth == 2 && owner == Owner::Initializer => {
-                Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? }
-            }
-            Message::Attribute if depth == 3 => owner,
-            _ => Owner::Nested,
-        };
         let mut rope = Rope::default();
         for field in fields(self.bytes, range) {
             let field = field?;
             match (kind.child(field.number), field.payload) {
                 (Some(child), Some(payload)) => {
-                    let content = self.message(child, payload, depth + 1, owner)?;
+                    let content = self.message(child, payload, depth + 1)?;
                     rope.push_field(field.number, content);
                 }
                 _ => rope.push(Part::Copy(field.whole)),
@@ -301,15 +280,16 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
         Ok(rope)
     }
 
-    fn tensor(&mut self, range: Range<usize>, owner: Owner<'a>) -> Result<Rope, E> {
+    fn tensor(&mut self, range: Range<usize>) -> Result<Rope, E> {
         let (name, message) = (self.first(range.clone(), TENSOR_NAME)?, &self.bytes[range.clone()]);
         let located = located(self.bytes, range.clone())?;
         let (raw_data, raw_field) = located.map_or((None, TENSOR_RAW_DATA), |(field, range)| (Some(range), field));
         let external = !self.first(range.clone(), TENSOR_EXTERNAL_DATA)?.is_empty();
-        let site = Site { owner, name, message, raw_data, raw_field, external };
+        let ordinal = self.tensors;
+        self.tensors += 1;
+        let site = Site { ordinal, name, message, raw_data, raw_field, external };
         let (dropped, data): (&[u64], _) = match (self.edit)(&site)? {
-            Edit::Keep => (&[], None),
-            Edit::RawData(part) => (&[TENSOR_RAW_DATA, site.raw_field], Some(part)),
+            Edit::RawData(part) => (&[TENSOR_RAW_DATA, site.raw_field], part),
             Edit::Replace(part) => (&TENSOR_DATA, part),
         };
         let mut rope = Rope::default();
@@ -339,43 +319,45 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
     }
 }
 
-/// Where the bytes of a tensor lie in the file, in place of the bytes themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What stands for the `raw_data` of a tensor in a skeleton: which tensor of the file it is, and where its bytes lie there.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Locator {
-    pub offset: u64,
-    pub len: u64,
+    /// Tensors before this one in the file. Copies of a tensor, which inlined functions hold, keep it.
+    pub ordinal: u64,
+    /// Absent if the tensor has no `raw_data`.
+    pub range: Option<Range<u64>>,
 }
 
 impl Locator {
     /// What stands in `raw_data` for the bytes.
-    pub fn to_bytes(self) -> Vec<u8> {
-        [self.offset.to_le_bytes(), self.len.to_le_bytes()].concat()
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let range = self.range.iter().flat_map(|range| [range.start, range.end]);
+        std::iter::once(self.ordinal).chain(range).flat_map(u64::to_le_bytes).collect()
     }
 
     /// Reads a locator from the `raw_data` of a tensor of a skeleton.
     pub fn from_bytes(bytes: &[u8]) -> Option<Locator> {
-        let (offset, len) = bytes.split_at_checked(8)?;
-        Some(Locator { offset: u64::from_le_bytes(offset.try_into().ok()?), len: u64::from_le_bytes(len.try_into().ok()?) })
-    }
-
-    /// The bytes in the file that the locator was made from.
-    pub fn slice(self, file: &[u8]) -> Option<&[u8]> {
-        let start = usize::try_from(self.offset).ok()?;
-        let end = start.checked_add(usize::try_from(self.len).ok()?)?;
-        file.get(start..end)
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
+        let ordinal = words.next()?.ok()?;
+        let range = match (words.next(), words.next()) {
+            (Some(Ok(start)), Some(Ok(end))) => Some(start..end),
+            _ => None,
+        };
+        Some(Locator { ordinal, range })
     }
 }
 
-/// The model in `file` with every `raw_data` replaced by a [`Locator`] into `file`.
+/// The bytes of `file` in `range`, if it has them.
+pub(crate) fn slice(file: &[u8], range: Range<u64>) -> Option<&[u8]> {
+    file.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+/// The model in `file` with a [`Locator`] as the `raw_data` of every tensor.
 pub(crate) fn skeleton(file: &[u8]) -> Result<Vec<u8>, WireError> {
     let rope = rewrite::<WireError>(file, &mut |site| {
-        Ok(match &site.raw_data {
-            None => Edit::Keep,
-            Some(range) => {
-                let locator = Locator { offset: range.start as u64, len: range.len() as u64 };
-                Edit::RawData(Part::Literal(locator.to_bytes()))
-            }
-        })
+        let range = site.raw_data.as_ref().map(|range| range.start as u64..range.end as u64);
+        let locator = Locator { ordinal: site.ordinal, range };
+        Ok(Edit::RawData(Some(Part::Literal(locator.to_bytes()))))
     })?;
     let mut bytes = Vec::with_capacity(rope.len() as usize);
     for part in &rope.parts {

@@ -4,7 +4,7 @@ use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, Shape, Tensor, Tensor
 
 use super::movement;
 use super::{Row, Rule, row};
-use crate::context::{self, Context, extent, table_size};
+use crate::context::{self, Context};
 use crate::error::OpError;
 
 #[rustfmt::skip]
@@ -12,7 +12,6 @@ pub(super) const ROWS: &[Row] = &[
     row("Gather",                2..=2, &[],     Rule::One(gather)),
     row("GatherElements",        2..=2, &[],     Rule::One(gather_elements)),
     row("GatherND",              2..=2, &[],     Rule::One(gather_nd)),
-    row("Resize",                1..=4, &[1, 2, 3], Rule::One(resize)),
 ];
 
 /// An index into an axis of `size`; negative ones count from the end.
@@ -25,6 +24,9 @@ fn in_range(index: i64, size: usize) -> Result<usize, OpError> {
 pub(super) fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {
     if !c.ty(indices).dtype.is_int() {
         return Err(c.operand_error(1, "indices are integers"));
+    }
+    if size == 0 && c.shape(indices).numel() > 0 {
+        return Err(c.operand_error(1, "an empty axis has nothing to index"));
     }
     if let Some(known) = c.known(indices) {
         let values = known.to_i64_vec().into_iter().map(|i| Ok(in_range(i, size)? as i64));
@@ -149,102 +151,4 @@ pub(super) fn linear_rows(c: &mut Context, indices: NodeId, from: &Shape, batch:
         linear = c.binary(BinaryOp::Add, linear, offset)?;
     }
     Ok((linear, indexed))
-}
-
-/// Nearest neighbour. An integer scale repeats elements; every other is a gather per axis.
-pub(super) fn resize(c: &mut Context) -> Result<NodeId, OpError> {
-    c.ignore(&["cubic_coeff_a", "exclude_outside", "extrapolation_value", "antialias"]);
-    let mode = c.string_or("mode", "nearest")?;
-    if mode != "nearest" {
-        return Err(OpError::unsupported(format!("interpolation mode {mode:?}")));
-    }
-    let transform = c.string_or("coordinate_transformation_mode", if c.opset < 11 { "asymmetric" } else { "half_pixel" })?;
-    let rounding = c.string_or("nearest_mode", if c.opset < 11 { "floor" } else { "round_prefer_floor" })?;
-    let policy = c.string_or("keep_aspect_ratio_policy", "stretch")?;
-    if policy != "stretch" {
-        return Err(OpError::unsupported(format!("aspect ratio policy {policy:?}")));
-    }
-    let (scales_at, sizes_at) = if c.opset < 11 { (1, 3) } else { (2, 3) };
-    let scales = c.known_input(scales_at)?.map(|t| t.to_f64_vec()).filter(|s| !s.is_empty());
-    let sizes = if c.opset < 11 { None } else { c.known_ints(sizes_at)?.filter(|s| !s.is_empty()) };
-    let x = c.input(0)?;
-    let shape = c.shape(x);
-    let axes = match c.ints("axes")? {
-        Some(axes) => {
-            c.axes(axes, shape.rank())?;
-            axes.iter().map(|&a| context::axis(a, shape.rank())).collect::<Result<Vec<_>, _>>()?
-        }
-        None => (0..shape.rank()).collect(),
-    };
-    let given = sizes.as_ref().map_or_else(|| scales.as_ref().map_or(0, Vec::len), Vec::len);
-    if given != axes.len() {
-        return Err(c.operand_error(scales_at, "one scale or size per axis is needed"));
-    }
-    let mut y = x;
-    for (i, &axis) in axes.iter().enumerate() {
-        let from = shape[axis];
-        let (to, scale) = match (&sizes, &scales) {
-            (Some(sizes), _) => {
-                let to = extent("sizes", sizes[i])?;
-                (to, to as f64 / from.max(1) as f64)
-            }
-            (None, Some(scales)) => (extent("scales", (from as f64 * scales[i]).floor() as i64)?, scales[i]),
-            (None, None) => return Err(c.operand_error(scales_at, "scales or sizes are needed")),
-        };
-        if to == from && scale == 1.0 {
-            continue;
-        }
-        if from == 0 && to > 0 {
-            return Err(c.operand_error(0, "an empty axis cannot grow"));
-        }
-        let source = nearest(transform, rounding, from, to, scale)?;
-        y = take(c, y, axis, &source)?;
-    }
-    Ok(y)
-}
-
-/// For each of `to` positions, the nearest of `from`.
-fn nearest(transform: &str, rounding: &str, from: usize, to: usize, scale: f64) -> Result<Vec<usize>, OpError> {
-    let (old, new) = (from as f64, to as f64);
-    let position = |i: f64| match transform {
-        "asymmetric" => Some(i / scale),
-        "half_pixel" => Some((i + 0.5) / scale - 0.5),
-        "pytorch_half_pixel" => Some(if to > 1 { (i + 0.5) / scale - 0.5 } else { 0.0 }),
-        "half_pixel_symmetric" => {
-            let adjustment = new / (scale * old);
-            Some(old / 2.0 * (1.0 - adjustment) + (i + 0.5) / scale - 0.5)
-        }
-        "align_corners" => Some(if to > 1 { i * (old - 1.0) / (new - 1.0) } else { 0.0 }),
-        _ => None,
-    };
-    let round = |v: f64| match rounding {
-        "round_prefer_floor" => Some((v - 0.5).ceil()),
-        "round_prefer_ceil" => Some((v + 0.5).floor()),
-        "floor" => Some(v.floor()),
-        "ceil" => Some(v.ceil()),
-        _ => None,
-    };
-    (0..table_size(to)?)
-        .map(|i| {
-            let v = position(i as f64).ok_or_else(|| OpError::unsupported(format!("coordinate transformation {transform:?}")))?;
-            let v = round(v).ok_or_else(|| OpError::unsupported(format!("nearest mode {rounding:?}")))?;
-            Ok(v.clamp(0.0, old - 1.0) as usize)
-        })
-        .collect()
-}
-
-/// `x` at the positions `source` of `axis`.
-fn take(c: &mut Context, x: NodeId, axis: usize, source: &[usize]) -> Result<NodeId, OpError> {
-    let mut shape = c.shape(x).to_vec();
-    let from = shape[axis];
-    shape[axis] = source.len();
-    let times = source.len() / from.max(1);
-    if times > 0 && source.iter().enumerate().all(|(i, &s)| s == i / times) {
-        let (rows, size) = (shape[..axis].iter().product::<usize>() * from, shape[axis + 1..].iter().product());
-        let repeated = movement::repeat(c, x, [rows, size], times)?;
-        return Ok(c.reshape(repeated, shape)?);
-    }
-    let indices: Vec<i64> = source.iter().map(|&s| s as i64).collect();
-    let indices = c.constant_tensor(Tensor::from_i64(DType::I64, [indices.len()], &indices))?;
-    Ok(c.push(Op::Gather { axis }, &[x, indices])?)
 }

@@ -1,9 +1,12 @@
 mod artifact;
 mod bad_files;
+mod control;
 mod corpus;
 mod dequantize;
 mod external;
+mod functions;
 mod report;
+mod sequence;
 mod sparse;
 mod specialize;
 mod structure;

