@@ -16,6 +16,7 @@ mod export;
 mod fold;
 mod model;
 mod ops;
+mod outline;
 mod proto;
 mod roles;
 mod specialize;
@@ -34,6 +35,7 @@ pub use error::{
 };
 pub use export::write_onnx;
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
+pub use outline::{Outline, ValueKind, operators, read_tensor};
 pub use specialize::{Bindings, Specialized};
 pub use tensor::TensorError;
 pub use wire::WireError;

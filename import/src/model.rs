@@ -96,8 +96,12 @@ pub(crate) enum ParameterSource {
 pub(crate) struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    fn new(proto: &ModelProto) -> Self {
+    pub fn new(proto: &ModelProto) -> Self {
         Opsets(proto.opset_import.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
+    }
+
+    pub fn into_inner(self) -> BTreeMap<String, i64> {
+        self.0
     }
 
     pub fn get(&self, domain: &str) -> Option<i64> {

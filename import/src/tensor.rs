@@ -190,6 +190,15 @@ fn confine(folder: &Path, location: &str) -> Result<PathBuf, TensorError> {
     Ok(path)
 }
 
+/// A tensor whose message holds its data itself, in whichever field.
+pub(crate) fn from_proto(proto: &TensorProto) -> Result<Tensor, TensorError> {
+    let ty = tensor_type(proto)?;
+    if proto.data_location == Some(DataLocation::External as i32) || !proto.external_data.is_empty() {
+        return Err(TensorError::OutOfFile);
+    }
+    if proto.raw_data.is_empty() { from_typed(ty, proto) } else { from_raw(ty, &proto.raw_data) }
+}
+
 /// A tensor from little-endian bytes.
 pub(crate) fn from_raw(ty: TensorType, bytes: &[u8]) -> Result<Tensor, TensorError> {
     let size = |ty| TensorError::Size { expected: TensorType::bytes(&ty), found: bytes.len(), ty, unit: "bytes" };

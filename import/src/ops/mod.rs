@@ -238,7 +238,6 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
     Ok(vec![one])
 }
 
-#[cfg(test)]
 pub(crate) fn table() -> impl Iterator<Item = (&'static str, &'static str)> {
     TABLE.iter().map(|row| (row.domain, row.op))
 }
