@@ -10,7 +10,7 @@ use meganeura_runtime::{Device, Session};
 
 use crate::data::{Dataset, Samples, TARGET_INPUT};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, supplied};
 use crate::objective::{Forward, Objective};
 use crate::predictor::{by_name, compile, place_weights};
 
@@ -55,9 +55,11 @@ impl Model {
         for ((name, _), gradient) in nodes.iter().zip(by) {
             graph.output(name.clone(), gradient)?;
         }
+        let tensors = samples.tensors();
+        let inputs = supplied(&graph, &by_name(&tensors));
         let program = compile(graph, device)?;
         let store = place_weights(self, device, &program)?;
-        let mut outputs = Session::new(device, program, &store)?.run(&by_name(&samples.tensors()))?.into_iter();
+        let mut outputs = Session::new(device, program, &store)?.run(&inputs)?.into_iter();
         let loss = outputs.next().and_then(|loss| loss.scalar_f64()).unwrap_or(f64::NAN);
         Ok(Gradients { loss, gradients: nodes.into_iter().map(|(name, _)| name).zip(outputs).collect() })
     }

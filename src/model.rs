@@ -8,7 +8,7 @@ use std::sync::Arc;
 use meganeura_import::{
     ArtifactError, Bindings, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, Specialized, Warning,
 };
-use meganeura_ir::{Tensor, TensorType};
+use meganeura_ir::{Graph, Tensor, TensorType};
 use meganeura_runtime::{Device, atomic_write};
 
 use crate::error::Error;
@@ -112,6 +112,14 @@ impl Model {
         self.imported.specialize(bindings).map_err(|e| self.import_error(e))
     }
 
+    /// As [`Model::specialize`], for data that the model is to run on: small inputs whose values decide shapes become constants.
+    ///
+    /// # Errors
+    /// As [`Model::specialize`].
+    pub fn specialize_on(&self, bindings: &Bindings, data: &[(&str, &Tensor)]) -> Result<Specialized, Error> {
+        self.imported.specialize_on(bindings, data).map(|(specialized, _)| specialized).map_err(|e| self.import_error(e))
+    }
+
     /// Makes `bindings` the sizes that count where [`Model::specialize`] is given none. [`Model::save`] keeps them.
     pub fn set_bindings(&mut self, bindings: Bindings) {
         self.imported.set_bindings(bindings);
@@ -140,13 +148,32 @@ impl Model {
         Predictor::new(self, device, self.specialize(bindings)?.graph)
     }
 
-    /// Runs the model once: inputs by name, results under the names of the outputs. To run it often, keep a [`Model::predictor`].
+    /// Runs the model once: inputs by name, results under the names of the outputs. Small inputs whose values decide shapes become
+    /// constants. To run a model often, keep a [`Model::predictor`].
     ///
     /// # Errors
     /// As [`Model::predictor`]; an input is missing or does not fit.
     pub fn run(&self, device: &Arc<Device>, inputs: &[(&str, &Tensor)]) -> Result<Vec<(String, Tensor)>, Error> {
-        let shapes = inputs.iter().map(|(name, tensor)| (name.to_string(), tensor.shape().to_vec())).collect();
-        self.predictor(device, &Bindings { shapes, ..Bindings::default() })?.run(inputs)
+        self.run_with(device, inputs, &Bindings::default())
+    }
+
+    /// As [`Model::run`], with sizes that the inputs leave open.
+    ///
+    /// # Errors
+    /// As [`Model::run`]; sizes contradict each other.
+    pub fn run_with(
+        &self,
+        device: &Arc<Device>,
+        inputs: &[(&str, &Tensor)],
+        bindings: &Bindings,
+    ) -> Result<Vec<(String, Tensor)>, Error> {
+        let mut bindings = bindings.clone();
+        for (name, tensor) in inputs {
+            bindings.shapes.entry(name.to_string()).or_insert_with(|| tensor.shape().to_vec());
+        }
+        let graph = self.specialize_on(&bindings, inputs)?.graph;
+        let inputs = supplied(&graph, inputs);
+        Predictor::new(self, device, graph)?.run(&inputs)
     }
 
     /// Writes today's weights and the structure as one safetensors file: every command opens it, and any safetensors library reads the
@@ -192,4 +219,9 @@ impl Model {
     fn import_error(&self, source: ImportError) -> Error {
         Error::Import { path: self.path.clone(), source: source.into() }
     }
+}
+
+/// The tensors among `inputs` that `graph` still takes as inputs.
+pub(crate) fn supplied<'a>(graph: &Graph, inputs: &[(&'a str, &'a Tensor)]) -> Vec<(&'a str, &'a Tensor)> {
+    inputs.iter().copied().filter(|(name, _)| graph.inputs().iter().any(|input| input.name == *name)).collect()
 }

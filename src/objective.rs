@@ -7,6 +7,7 @@ use meganeura_ir::{DTypeClass, Graph, NodeId, TensorType};
 use crate::data::{Samples, TARGET_INPUT, Target};
 use crate::error::Error;
 use crate::model::Model;
+use crate::predictor::by_name;
 
 /// A loss, and between what.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +76,10 @@ impl Objective {
         for (input, shape) in samples.shapes(batch) {
             bindings.shapes.entry(input).or_insert(shape);
         }
-        let mut graph = model.specialize(&bindings)?.graph;
+        let mut graph = match batch {
+            Some(_) => model.specialize(&bindings)?.graph,
+            None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
+        };
         let prediction = graph.output_node(output).ok_or(Error::NoOutput)?;
         graph.clear_outputs();
         let target = match samples.target_type(batch) {

@@ -124,6 +124,7 @@ pub fn of_import(error: &ImportError, outline: &Outline) -> Reason {
         ImportError::UnsupportedOps(ops) => ops.iter().map(of_operator).min().unwrap_or(Reason::Other),
         ImportError::Opset(_) => Reason::OldOpset,
         ImportError::Tensor { source, .. } => of_tensor(source),
+        ImportError::ValuesNeeded { .. } => Reason::DataDependentShape,
         ImportError::Node { source, .. } => of_node(source),
         ImportError::IntegerRange { .. } => Reason::IntegerRange,
         _ => Reason::Other,

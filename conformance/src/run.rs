@@ -81,7 +81,8 @@ fn inputs(test: &Test, model: &Model) -> Result<BTreeMap<String, Tensor>, SuiteE
 
 fn specialize(model: &Model, supplied: &BTreeMap<String, Tensor>) -> Result<Specialized, ImportError> {
     let shapes = supplied.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec())).collect();
-    model.specialize(&Bindings { shapes, ..Bindings::default() })
+    let data: Vec<(&str, &Tensor)> = supplied.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    Ok(model.specialize_on(&Bindings { shapes, ..Bindings::default() }, &data)?.0)
 }
 
 fn forward(

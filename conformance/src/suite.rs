@@ -152,7 +152,8 @@ fn outline(model: &Path) -> Result<Outline, SuiteError> {
 }
 
 fn tensor(path: &Path) -> Result<Tensor, SuiteError> {
-    read_tensor(&read(path)?).map_err(|source| SuiteError::Import { path: path.to_owned(), source: source.into() })
+    let read = read_tensor(&read(path)?);
+    read.map(|(_, tensor)| tensor).map_err(|source| SuiteError::Import { path: path.to_owned(), source: source.into() })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, SuiteError> {

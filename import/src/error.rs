@@ -44,6 +44,8 @@ pub enum ImportError {
     Binding(#[from] BindingError),
     #[error("node {node}: {source}")]
     Node { node: Box<NodeName>, source: Box<OpError> },
+    #[error("node {node}: the values of {} {} decide a shape; run the model on data, or bind the values", if inputs.len() == 1 { "input" } else { "inputs" }, list(inputs))]
+    ValuesNeeded { node: Box<NodeName>, inputs: Vec<String> },
     #[error(transparent)]
     Graph(#[from] GraphError),
     #[error("a constant that output {output:?} needs holds {value}, outside the 32-bit range of {dtype} on devices")]
@@ -105,6 +107,8 @@ pub enum BindingError {
     UnknownInput { name: String, known: Vec<String> },
     #[error("input {input:?} has rank {expected}, the given shape {found:?} has not")]
     Rank { input: String, expected: usize, found: Vec<usize> },
+    #[error("input {input:?} is bound to a value of type {found}, which is not its type")]
+    Value { input: String, found: TensorType },
     #[error("size {name:?} is bound to {first} and to {second}")]
     Contradiction { name: String, first: usize, second: usize },
 }
@@ -169,6 +173,8 @@ pub enum OpError {
     Reshape { found: TensorType, target: Vec<i64> },
     #[error("index {index} of an axis of {size}")]
     Index { index: i64, size: usize },
+    #[error("{what} draws random numbers, which is not supported: {remedy}")]
+    Random { what: &'static str, remedy: &'static str },
     #[error("{what} is not supported")]
     Unsupported { what: String },
 }

@@ -21,6 +21,7 @@ mod proto;
 mod roles;
 mod specialize;
 mod tensor;
+mod values;
 mod wire;
 mod write;
 
@@ -35,8 +36,8 @@ pub use error::{
 };
 pub use export::write_onnx;
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
-pub use outline::{Outline, ValueKind, operators, read_tensor};
+pub use outline::{Outline, ValueKind, operators};
 pub use specialize::{Bindings, Specialized};
-pub use tensor::TensorError;
+pub use tensor::{TensorError, read_tensor};
 pub use wire::WireError;
 pub use write::WeightSource;

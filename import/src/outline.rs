@@ -1,8 +1,7 @@
-//! What a file says about itself, whether or not its operators are supported; and tensors that are files of their own.
+//! What a file says about itself, whether or not its operators are supported.
 
 use std::collections::BTreeMap;
 
-use meganeura_ir::Tensor;
 use prost::Message;
 
 use crate::error::{ImportError, qualified};
@@ -10,8 +9,7 @@ use crate::model::{Opsets, canonical_domain};
 use crate::ops;
 use crate::proto::tensor_proto::DataType;
 use crate::proto::type_proto::Value as TypeValue;
-use crate::proto::{ModelProto, TensorProto, TypeProto, ValueInfoProto};
-use crate::tensor;
+use crate::proto::{ModelProto, TypeProto, ValueInfoProto};
 use crate::wire;
 
 /// Operators and interface of an ONNX model, unchecked.
@@ -77,21 +75,12 @@ pub fn operators() -> Vec<String> {
     names
 }
 
-/// The tensor in a serialised `TensorProto`, as files of test data are.
-///
-/// # Errors
-/// If the bytes are no such message, or if its element type, shape or data are not those of a tensor of numbers or booleans.
-pub fn read_tensor(bytes: &[u8]) -> Result<Tensor, ImportError> {
-    let proto = TensorProto::decode(bytes)?;
-    tensor::from_proto(&proto).map_err(|source| ImportError::Tensor { name: proto.name, source })
-}
-
 #[cfg(test)]
 mod tests {
     use meganeura_ir::DType;
 
     use super::*;
-    use crate::testing::{ModelBuilder, f32s, node, tensor_proto};
+    use crate::testing::{ModelBuilder, node};
 
     #[test]
     fn an_outline_names_operators_that_are_not_supported() {
@@ -103,21 +92,5 @@ mod tests {
         assert_eq!(outline.outputs, [ValueKind::Undeclared]);
         assert_eq!(outline.opsets, [(String::new(), 17)].into());
         assert!(Outline::read(b"no model").is_err());
-    }
-
-    #[test]
-    fn a_tensor_file_holds_raw_or_typed_data() {
-        let tensor = f32s(&[3], &[1.0, -2.5, 0.0]);
-        let raw = tensor_proto("x", &tensor);
-        let typed = TensorProto { raw_data: Vec::new(), float_data: tensor.to_f32_vec(), ..raw.clone() };
-        for proto in [&raw, &typed] {
-            assert_eq!(read_tensor(&proto.encode_to_vec()).unwrap(), tensor);
-        }
-        let bools = Tensor::from_i64(DType::Bool, [2], &[1, 0]);
-        assert_eq!(read_tensor(&tensor_proto("", &bools).encode_to_vec()).unwrap(), bools);
-        let short = TensorProto { raw_data: vec![0; 8], ..raw };
-        assert!(matches!(read_tensor(&short.encode_to_vec()), Err(ImportError::Tensor { .. })));
-        let strings = TensorProto { data_type: DataType::String as i32, ..typed };
-        assert!(matches!(read_tensor(&strings.encode_to_vec()), Err(ImportError::Tensor { .. })));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::proto::NodeProto;
-use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, TensorType, int_range};
+use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, Tensor, TensorType, int_range};
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
@@ -21,13 +21,19 @@ pub struct Bindings {
     pub dims: BTreeMap<String, usize>,
     /// Shapes of inputs by name. They bind the symbols in the declared shape, and override its fixed sizes.
     pub shapes: BTreeMap<String, Vec<usize>>,
+    /// Values of inputs that decide shapes, by name, in the dtype of the model. Such an input is a constant of the specialisation.
+    #[serde(with = "crate::values")]
+    pub values: BTreeMap<String, Tensor>,
 }
+
+/// Inputs of at most this many elements are specialised on their values where these decide shapes.
+const MAX_BOUND_ELEMENTS: usize = 1 << 12;
 
 /// A model at concrete sizes.
 #[derive(Clone, Debug)]
 pub struct Specialized {
-    /// Inputs and outputs in the order of the model, under their names; parameters as in [`Model::parameters`], so that ids agree
-    /// between specialisations. Constants are folded, dead nodes are gone.
+    /// Inputs and outputs in the order of the model, under their names, without the inputs that are bound to values; parameters as
+    /// in [`Model::parameters`], so that ids agree between specialisations. Constants are folded, dead nodes are gone.
     pub graph: Graph,
     /// Value of every symbolic size of the inputs.
     pub dims: BTreeMap<String, usize>,
@@ -39,10 +45,15 @@ impl Model {
     ///
     /// # Errors
     /// [`ImportError::Binding`] if sizes are missing (all are named), unknown, or contradict each other; [`ImportError::Node`] if
-    /// an operator's operands or attributes do not fit, or ask for what this crate cannot express.
+    /// an operator's operands or attributes do not fit, or ask for what this crate cannot express; [`ImportError::ValuesNeeded`] if
+    /// the values of inputs decide a shape.
     pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, ImportError> {
         let mut warnings = Vec::new();
-        let resolved = resolve(self.inputs(), bindings, self.bindings(), &mut warnings)?;
+        let mut bindings = bindings.clone();
+        for (name, value) in &self.bindings().values {
+            bindings.values.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        let resolved = resolve(self.inputs(), &bindings, self.bindings(), &mut warnings)?;
         let mut builder = Builder {
             model: self,
             folder: Folder::default(),
@@ -52,14 +63,44 @@ impl Model {
             needed: needed_values(self),
             dims: resolved.dims,
         };
-        builder.declare(&resolved.shapes)?;
+        builder.declare(&resolved.shapes, &bindings.values)?;
         for &n in &self.live {
             let node = &self.graph.node[n];
             if let Err(source) = builder.node(node) {
-                return Err(ImportError::Node { node: Box::new(builder.name(node)), source: Box::new(source) });
+                return Err(builder.node_error(node, source));
             }
         }
         builder.finish()
+    }
+
+    /// As [`Model::specialize`], for data that the model is to run on: inputs whose values decide shapes are bound to their values
+    /// in `data`. Also returns the bindings with these values; the graph lacks the inputs that they name.
+    ///
+    /// # Errors
+    /// As [`Model::specialize`]; [`ImportError::ValuesNeeded`] only if `data` lacks an input or it is no small tensor.
+    pub fn specialize_on(&self, bindings: &Bindings, data: &[(&str, &Tensor)]) -> Result<(Specialized, Bindings), ImportError> {
+        let mut bindings = bindings.clone();
+        let value = |name: &str| data.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        for name in self.bindings().values.keys() {
+            if let Some(value) = value(name) {
+                bindings.values.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        loop {
+            let (node, inputs) = match self.specialize(&bindings) {
+                Err(ImportError::ValuesNeeded { node, inputs }) => (node, inputs),
+                done => return done.map(|specialized| (specialized, bindings)),
+            };
+            let mut bound = false;
+            for name in &inputs {
+                if let Some(value) = value(name).filter(|value| value.shape().numel() <= MAX_BOUND_ELEMENTS) {
+                    bound |= bindings.values.insert(name.clone(), value.clone()).is_none();
+                }
+            }
+            if !bound {
+                return Err(ImportError::ValuesNeeded { node, inputs });
+            }
+        }
     }
 }
 
@@ -77,8 +118,18 @@ fn resolve(
     warnings: &mut Vec<Warning>,
 ) -> Result<Resolved, BindingError> {
     let names = || inputs.iter().map(|i| i.name.clone()).collect();
-    if let Some(name) = bindings.shapes.keys().find(|name| !inputs.iter().any(|i| i.name == **name)) {
+    if let Some(name) = bindings.shapes.keys().chain(bindings.values.keys()).find(|name| !inputs.iter().any(|i| i.name == **name))
+    {
         return Err(BindingError::UnknownInput { name: name.clone(), known: names() });
+    }
+    let mut shapes = bindings.shapes.clone();
+    for input in inputs {
+        let Some(value) = bindings.values.get(&input.name) else { continue };
+        let (name, found) = (&input.name, value.ty());
+        if found.dtype != input.dtype || shapes.get(name).is_some_and(|shape| *shape != *found.shape) {
+            return Err(BindingError::Value { input: name.clone(), found: found.clone() });
+        }
+        shapes.insert(name.clone(), found.shape.to_vec());
     }
     let symbols = symbols(inputs);
     if let Some(name) = bindings.dims.keys().find(|name| !symbols.iter().any(|s| s.name == **name)) {
@@ -88,7 +139,7 @@ fn resolve(
 
     let mut dims = bindings.dims.clone();
     for input in inputs {
-        let Some(shape) = bindings.shapes.get(&input.name) else { continue };
+        let Some(shape) = shapes.get(&input.name) else { continue };
         if input.ranked && input.dims.len() != shape.len() {
             let (input, expected) = (input.name.clone(), input.dims.len());
             return Err(BindingError::Rank { input, expected, found: shape.clone() });
@@ -124,7 +175,7 @@ fn resolve(
     }
     let shapes = inputs
         .iter()
-        .map(|input| match bindings.shapes.get(&input.name) {
+        .map(|input| match shapes.get(&input.name) {
             Some(shape) => Ok(shape.clone()),
             None if !input.ranked => {
                 let shape = defaults.shapes.get(&input.name).cloned();
@@ -199,10 +250,13 @@ struct Builder<'m> {
 
 impl<'m> Builder<'m> {
     /// Inputs, parameters, and the constants among the initializers.
-    fn declare(&mut self, shapes: &[Vec<usize>]) -> Result<(), ImportError> {
+    fn declare(&mut self, shapes: &[Vec<usize>], values: &BTreeMap<String, Tensor>) -> Result<(), ImportError> {
         for (input, shape) in self.model.inputs().iter().zip(shapes) {
-            let ty = TensorType::new(arithmetic(input.dtype), shape.as_slice());
-            let node = self.folder.graph.input(&input.name, ty)?;
+            let dtype = arithmetic(input.dtype);
+            let node = match values.get(&input.name) {
+                Some(value) => self.folder.constant(value.cast(dtype))?,
+                None => self.folder.graph.input(&input.name, TensorType::new(dtype, shape.as_slice()))?,
+            };
             self.values.insert(&input.name, node);
         }
         for parameter in self.model.parameters() {
@@ -234,6 +288,37 @@ impl<'m> Builder<'m> {
             op: qualified(domain, &node.op_type),
             opset: self.model.opsets.get(domain).unwrap_or_default(),
         }
+    }
+
+    /// An error at `node`. Where a value should be known and is not, the inputs that it depends on are to blame.
+    fn node_error(&self, node: &NodeProto, source: OpError) -> ImportError {
+        let name = Box::new(self.name(node));
+        if let OpError::NotStatic { index } = source
+            && let Some(&operand) = node.input.get(index).and_then(|name| self.values.get(name.as_str()))
+        {
+            let inputs = self.inputs_of(operand);
+            if !inputs.is_empty() {
+                return ImportError::ValuesNeeded { node: name, inputs };
+            }
+        }
+        ImportError::Node { node: name, source: Box::new(source) }
+    }
+
+    /// Names of the inputs whose values `node` depends on.
+    fn inputs_of(&self, node: NodeId) -> Vec<String> {
+        let graph = &self.folder.graph;
+        let mut reached = vec![false; graph.nodes().len()];
+        reached[node.index()] = true;
+        let mut inputs = Vec::new();
+        for id in graph.ids().rev() {
+            match &graph.node(id).op {
+                _ if !reached[id.index()] => {}
+                Op::Input(input) => inputs.push(graph.inputs()[input.0 as usize].name.clone()),
+                _ => graph.node(id).operands.iter().for_each(|o| reached[o.index()] = true),
+            }
+        }
+        inputs.reverse();
+        inputs
     }
 
     fn node(&mut self, node: &'m NodeProto) -> Result<(), OpError> {

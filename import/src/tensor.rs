@@ -11,7 +11,9 @@ use crate::proto::tensor_proto::{DataLocation, DataType};
 use half::{bf16, f16};
 use meganeura_ir::{DType, MAX_ELEMENTS, MAX_RANK, Shape, Tensor, TensorType};
 use memmap2::Mmap;
+use prost::Message;
 
+use crate::error::ImportError;
 use crate::wire::Locator;
 
 /// Why the data of a tensor cannot be read.
@@ -190,13 +192,23 @@ fn confine(folder: &Path, location: &str) -> Result<PathBuf, TensorError> {
     Ok(path)
 }
 
-/// A tensor whose message holds its data itself, in whichever field.
-pub(crate) fn from_proto(proto: &TensorProto) -> Result<Tensor, TensorError> {
-    let ty = tensor_type(proto)?;
-    if proto.data_location == Some(DataLocation::External as i32) || !proto.external_data.is_empty() {
-        return Err(TensorError::OutOfFile);
+/// The name and the value of a serialised `TensorProto`, such as the files of ONNX's test data hold.
+///
+/// # Errors
+/// If the bytes are no tensor of numbers, or its data is elsewhere.
+pub fn read_tensor(bytes: &[u8]) -> Result<(String, Tensor), ImportError> {
+    let proto = TensorProto::decode(bytes)?;
+    let read = || {
+        let ty = tensor_type(&proto)?;
+        if !proto.external_data.is_empty() {
+            return Err(TensorError::OutOfFile);
+        }
+        if proto.raw_data.is_empty() { from_typed(ty, &proto) } else { from_raw(ty, &proto.raw_data) }
+    };
+    match read() {
+        Ok(tensor) => Ok((proto.name, tensor)),
+        Err(source) => Err(ImportError::Tensor { name: proto.name, source }),
     }
-    if proto.raw_data.is_empty() { from_typed(ty, proto) } else { from_raw(ty, &proto.raw_data) }
 }
 
 /// A tensor from little-endian bytes.

@@ -95,6 +95,10 @@ impl DType {
     }
 
     /// The name in the text form and in messages: `f32`, `i64`, `bool`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",

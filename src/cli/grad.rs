@@ -50,7 +50,7 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
         Wrt::Inputs => WithRespectTo::Inputs,
     };
     let device = args.device.open()?;
-    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings())?;
+    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings(&model))?;
     let metadata = HashMap::from([("loss".to_string(), format!("{:?}", found.loss))]);
     write_tensors(&args.out, &found.gradients, metadata).map_err(Error::from)?;
     let squares = found.gradients.values().flat_map(|t| t.to_f64_vec()).map(|v| v * v);

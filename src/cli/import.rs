@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use meganeura::{Dim, Model};
+use meganeura::import::ImportError;
+use meganeura::{Dim, Error, Model};
 use serde_json::json;
 
 use super::table::Table;
@@ -34,10 +35,17 @@ pub fn run(args: &ImportArgs) -> Result<(), Failure> {
         check_writable(out)?;
     }
     let mut model = args.model.open(&args.outputs)?;
-    let bindings = args.model.bindings();
+    let bindings = args.model.bindings(&model);
     let complete = model.inputs().iter().all(|input| input.ranked && input.dims.iter().all(|d| matches!(d, Dim::Fixed(_))));
     if complete || bindings != meganeura::Bindings::default() {
-        warn_all(&model.specialize(&bindings)?.warnings);
+        match model.specialize(&bindings) {
+            Ok(specialized) => warn_all(&specialized.warnings),
+            // The data that the model runs on will tell.
+            Err(Error::Import { source, .. }) if matches!(*source, ImportError::ValuesNeeded { .. }) => {
+                eprintln!("note: {source}")
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     report(&model, args.json)?;
     if let Some(out) = &args.out {

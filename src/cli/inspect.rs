@@ -52,7 +52,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let model = args.model.open(&args.outputs)?;
     let view = &args.view;
     if view.graph || view.dot {
-        let specialized = model.specialize(&args.model.bindings())?;
+        let specialized = model.specialize(&args.model.bindings(&model))?;
         warn_all(&specialized.warnings);
         return print(&if view.dot { dot(&specialized.graph) } else { specialized.graph.to_string() });
     }
@@ -69,7 +69,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
     let device = args.device.open()?;
-    let graph = model.specialize(&args.model.bindings())?.graph.verify().map_err(Error::from)?;
+    let graph = model.specialize(&args.model.bindings(model))?.graph.verify().map_err(Error::from)?;
     Ok(compile(&graph, device.profile(), &CompileOptions::default()).map_err(Error::from)?)
 }
 

@@ -13,7 +13,6 @@ mod run;
 mod table;
 mod train;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meganeura::{Bindings, Device, DeviceSelector, Error, ImportOptions, Model};
+use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -112,12 +111,27 @@ struct ModelArgs {
     /// Shape of an input, for instance image=8,3,224,224
     #[arg(long = "input", value_name = "NAME=SHAPE", value_parser = parse_shape)]
     inputs: Vec<(String, Vec<usize>)>,
+    /// Elements of an input of at most one axis whose values decide shapes, for instance axes=0,-1
+    #[arg(long = "value", value_name = "NAME=VALUES", value_parser = parse_values, allow_hyphen_values = true)]
+    values: Vec<(String, Vec<f64>)>,
 }
 
 impl ModelArgs {
-    fn bindings(&self) -> Bindings {
-        let dims: BTreeMap<_, _> = self.dims.iter().cloned().collect();
-        Bindings { dims, shapes: self.inputs.iter().cloned().collect() }
+    fn bindings(&self, model: &Model) -> Bindings {
+        let mut bindings = Bindings {
+            dims: self.dims.iter().cloned().collect(),
+            shapes: self.inputs.iter().cloned().collect(),
+            ..Bindings::default()
+        };
+        for (name, values) in &self.values {
+            let input = model.inputs().iter().find(|input| input.name == *name);
+            let scalar = values.len() == 1 && input.is_some_and(|input| input.ranked && input.dims.is_empty());
+            let shape = if scalar { Shape::scalar() } else { Shape::from([values.len()]) };
+            // Names and types are checked where the values are used.
+            let dtype = input.map_or(DType::I64, |input| input.dtype);
+            bindings.values.insert(name.clone(), Tensor::from_f64(dtype, shape, values));
+        }
+        bindings
     }
 
     /// Opens the model and shows what is worth knowing about it.
@@ -138,6 +152,14 @@ fn warn_all<W: fmt::Display>(warnings: &[W]) {
 fn parse_dim(text: &str) -> Result<(String, usize), String> {
     let (name, size) = text.rsplit_once('=').ok_or("write NAME=N, for instance batch=8")?;
     Ok((name.to_string(), size.parse().map_err(|_| format!("{size:?} is not a size"))?))
+}
+
+/// `NAME=0,-1`; nothing after `=` is an empty vector.
+fn parse_values(text: &str) -> Result<(String, Vec<f64>), String> {
+    let (name, values) = text.rsplit_once('=').ok_or("write NAME=VALUES, for instance axes=0,-1")?;
+    let values = values.split(',').map(str::trim).filter(|v| !v.is_empty());
+    let values = values.map(|v| v.parse().map_err(|_| format!("{v:?} is not a number"))).collect::<Result<_, _>>()?;
+    Ok((name.to_string(), values))
 }
 
 /// `NAME=8,3,224,224` or `NAME=8x3x224x224`; nothing after `=` is a scalar.

@@ -38,15 +38,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let model = args.model.open(&args.outputs)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
-    let mut bindings = args.model.bindings();
+    let bindings = args.model.bindings(&model);
     let samples = Samples::whole(&data, &model.bound_inputs(&bindings), Target::Absent).map_err(Error::from)?;
-    for (input, shape) in samples.shapes(None) {
-        bindings.shapes.entry(input).or_insert(shape);
-    }
     let device = args.device.open()?;
     let inputs = samples.tensors();
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    let outputs = model.predictor(&device, &bindings)?.run(&inputs)?;
+    let outputs = model.run_with(&device, &inputs, &bindings)?;
     if let Some(out) = &args.out {
         let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));
         atomic_write(out, |file| write_npz(std::io::BufWriter::new(file), arrays)).map_err(Error::from)?;

@@ -11,7 +11,7 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Optimizer, Pattern, StepReport, TrainOptions, Trainer,
+    Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Optimizer, Pattern, StepReport, TrainOptions, Trainer,
 };
 use serde_json::json;
 
@@ -172,7 +172,7 @@ impl OptimizerArgs {
 }
 
 impl TrainArgs {
-    fn options(&self, seed: u64) -> Result<TrainOptions, Failure> {
+    fn options(&self, model: &Model, seed: u64) -> Result<TrainOptions, Failure> {
         let objective = self.objective.objective();
         let length = match (self.length.epochs, self.length.steps) {
             (_, Some(steps)) => Length::Steps(steps),
@@ -189,7 +189,7 @@ impl TrainArgs {
             train: self.train.clone(),
             freeze: self.freeze.clone(),
             seed,
-            bindings: self.model.bindings(),
+            bindings: self.model.bindings(model),
             ..TrainOptions::new(objective)
         })
     }
@@ -223,8 +223,8 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     let folder = args.check_outputs()?;
     let resumed = args.resumed()?;
     let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
-    let options = args.options(seed)?;
     let mut model = args.model.open(&[])?;
+    let options = args.options(&model, seed)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
     let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
 

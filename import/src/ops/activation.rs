@@ -2,8 +2,32 @@
 
 use meganeura_ir::{BinaryOp, CompareOp, Composite, NodeId, Op, UnaryOp};
 
+use super::{Row, Rule, row};
 use crate::context::{self, Context};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Celu",                  1..=1, &[],     Rule::One(celu)),
+    row("Clip",                  1..=3, &[1, 2], Rule::One(clip)),
+    row("Elu",                   1..=1, &[],     Rule::One(elu)),
+    row("Gelu",                  1..=1, &[],     Rule::One(gelu)),
+    row("HardSigmoid",           1..=1, &[],     Rule::One(hard_sigmoid)),
+    row("HardSwish",             1..=1, &[],     Rule::One(hard_swish)),
+    row("LeakyRelu",             1..=1, &[],     Rule::One(leaky_relu)),
+    row("LogSoftmax",            1..=1, &[],     Rule::One(log_softmax)),
+    row("Mish",                  1..=1, &[],     Rule::One(mish)),
+    row("PRelu",                 2..=2, &[],     Rule::One(prelu)),
+    row("Relu",                  1..=1, &[],     Rule::Composite(|| Composite::Relu)),
+    row("Selu",                  1..=1, &[],     Rule::One(selu)),
+    row("Sigmoid",               1..=1, &[],     Rule::Unary(UnaryOp::Sigmoid)),
+    row("Softmax",               1..=1, &[],     Rule::One(softmax)),
+    row("Softplus",              1..=1, &[],     Rule::Unary(UnaryOp::Softplus)),
+    row("Softsign",              1..=1, &[],     Rule::One(softsign)),
+    row("Swish",                 1..=1, &[],     Rule::One(swish)),
+    row("Tanh",                  1..=1, &[],     Rule::Unary(UnaryOp::Tanh)),
+    row("ThresholdedRelu",       1..=1, &[],     Rule::One(thresholded_relu)),
+];
 
 /// `x` below `low` becomes `low`, above `high` becomes `high`; NaN stays. The derivative at a bound is that inside.
 fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {

@@ -2,9 +2,18 @@
 
 use meganeura_ir::{CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType};
 
+use super::{Row, Rule, row};
 use crate::context::{Context, extent};
 use crate::error::OpError;
 use crate::tensor::{self, arithmetic};
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Constant",              0..=0, &[],     Rule::One(constant)),
+    row("ConstantOfShape",       1..=1, &[0],    Rule::One(constant_of_shape)),
+    row("EyeLike",               1..=1, &[],     Rule::One(eye_like)),
+    row("Range",                 3..=3, &[0, 1, 2], Rule::One(range)),
+];
 
 pub(super) fn constant(c: &mut Context) -> Result<NodeId, OpError> {
     let tensor = if let Some(tensor) = c.tensor("value")? {

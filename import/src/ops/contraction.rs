@@ -3,9 +3,18 @@
 use meganeura_ir::{ConvDims, DotDims, NodeId, Op, Shape};
 
 use super::window::{halves, span, unknown_auto_pad, window};
+use super::{Row, Rule, row};
 use super::{math, movement};
 use crate::context::Context;
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Conv",                  2..=3, &[],     Rule::One(conv)),
+    row("ConvTranspose",         2..=3, &[],     Rule::One(conv_transpose)),
+    row("Gemm",                  2..=3, &[],     Rule::One(gemm)),
+    row("MatMul",                2..=2, &[],     Rule::One(matmul)),
+];
 
 /// NumPy's `matmul`: vectors are promoted, leading axes broadcast.
 pub(super) fn matmul(c: &mut Context) -> Result<NodeId, OpError> {

@@ -3,8 +3,17 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType};
 
 use super::movement;
+use super::{Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Gather",                2..=2, &[],     Rule::One(gather)),
+    row("GatherElements",        2..=2, &[],     Rule::One(gather_elements)),
+    row("GatherND",              2..=2, &[],     Rule::One(gather_nd)),
+    row("Resize",                1..=4, &[1, 2, 3], Rule::One(resize)),
+];
 
 /// Indices with negative ones counted from the end of an axis of `size`. Known ones are checked.
 fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Result<NodeId, OpError> {

@@ -2,9 +2,64 @@
 
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, UnaryOp};
 
+use super::{ANY, Row, Rule, row};
 use crate::context::Context;
 use crate::error::OpError;
 use crate::tensor::{self, arithmetic};
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Abs",                   1..=1, &[],     Rule::Unary(UnaryOp::Abs)),
+    row("Acos",                  1..=1, &[],     Rule::Unary(UnaryOp::Acos)),
+    row("Acosh",                 1..=1, &[],     Rule::Unary(UnaryOp::Acosh)),
+    row("Add",                   2..=2, &[],     Rule::Binary(BinaryOp::Add)),
+    row("And",                   2..=2, &[],     Rule::Binary(BinaryOp::And)),
+    row("Asin",                  1..=1, &[],     Rule::Unary(UnaryOp::Asin)),
+    row("Asinh",                 1..=1, &[],     Rule::Unary(UnaryOp::Asinh)),
+    row("Atan",                  1..=1, &[],     Rule::Unary(UnaryOp::Atan)),
+    row("Atanh",                 1..=1, &[],     Rule::Unary(UnaryOp::Atanh)),
+    row("BitwiseAnd",            2..=2, &[],     Rule::Binary(BinaryOp::And)),
+    row("BitwiseNot",            1..=1, &[],     Rule::Unary(UnaryOp::Not)),
+    row("BitwiseOr",             2..=2, &[],     Rule::Binary(BinaryOp::Or)),
+    row("BitwiseXor",            2..=2, &[],     Rule::Binary(BinaryOp::Xor)),
+    row("Cast",                  1..=1, &[],     Rule::One(cast)),
+    row("CastLike",              2..=2, &[],     Rule::One(cast_like)),
+    row("Ceil",                  1..=1, &[],     Rule::Unary(UnaryOp::Ceil)),
+    row("Cos",                   1..=1, &[],     Rule::Unary(UnaryOp::Cos)),
+    row("Cosh",                  1..=1, &[],     Rule::Unary(UnaryOp::Cosh)),
+    row("Div",                   2..=2, &[],     Rule::Binary(BinaryOp::Div)),
+    row("Equal",                 2..=2, &[],     Rule::Compare(CompareOp::Eq)),
+    row("Erf",                   1..=1, &[],     Rule::Unary(UnaryOp::Erf)),
+    row("Exp",                   1..=1, &[],     Rule::Unary(UnaryOp::Exp)),
+    row("Floor",                 1..=1, &[],     Rule::Unary(UnaryOp::Floor)),
+    row("Greater",               2..=2, &[],     Rule::Compare(CompareOp::Gt)),
+    row("GreaterOrEqual",        2..=2, &[],     Rule::Compare(CompareOp::Ge)),
+    row("IsInf",                 1..=1, &[],     Rule::One(is_inf)),
+    row("IsNaN",                 1..=1, &[],     Rule::Unary(UnaryOp::IsNan)),
+    row("Less",                  2..=2, &[],     Rule::Compare(CompareOp::Lt)),
+    row("LessOrEqual",           2..=2, &[],     Rule::Compare(CompareOp::Le)),
+    row("Log",                   1..=1, &[],     Rule::Unary(UnaryOp::Log)),
+    row("Max",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Max)),
+    row("Mean",                  1..=ANY, &[],   Rule::One(mean)),
+    row("Min",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Min)),
+    row("Mod",                   2..=2, &[],     Rule::One(modulo)),
+    row("Mul",                   2..=2, &[],     Rule::Binary(BinaryOp::Mul)),
+    row("Neg",                   1..=1, &[],     Rule::Unary(UnaryOp::Neg)),
+    row("Not",                   1..=1, &[],     Rule::Unary(UnaryOp::Not)),
+    row("Or",                    2..=2, &[],     Rule::Binary(BinaryOp::Or)),
+    row("Pow",                   2..=2, &[],     Rule::One(pow)),
+    row("Reciprocal",            1..=1, &[],     Rule::Unary(UnaryOp::Reciprocal)),
+    row("Round",                 1..=1, &[],     Rule::Unary(UnaryOp::Round)),
+    row("Sign",                  1..=1, &[],     Rule::Unary(UnaryOp::Sign)),
+    row("Sin",                   1..=1, &[],     Rule::Unary(UnaryOp::Sin)),
+    row("Sinh",                  1..=1, &[],     Rule::Unary(UnaryOp::Sinh)),
+    row("Sqrt",                  1..=1, &[],     Rule::Unary(UnaryOp::Sqrt)),
+    row("Sub",                   2..=2, &[],     Rule::Binary(BinaryOp::Sub)),
+    row("Sum",                   1..=ANY, &[],   Rule::Variadic(BinaryOp::Add)),
+    row("Tan",                   1..=1, &[],     Rule::Unary(UnaryOp::Tan)),
+    row("Where",                 3..=3, &[],     Rule::One(where_)),
+    row("Xor",                   2..=2, &[],     Rule::Binary(BinaryOp::Xor)),
+];
 
 /// Attributes that say nothing about numbers here: rounding of saturated 8-bit floats.
 const CAST_ATTRIBUTES: [&str; 2] = ["saturate", "round_mode"];

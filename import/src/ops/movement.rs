@@ -3,8 +3,27 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, Op, PadDim, Shape, SliceDim, Tensor, TensorType};
 
 use super::constants::{diagonal, shape_operand};
+use super::{ANY, Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Concat",                1..=ANY, &[],   Rule::One(concat)),
+    row("Dropout",               1..=3, &[1, 2], Rule::Many(dropout)),
+    row("Expand",                2..=2, &[1],    Rule::One(expand)),
+    row("Flatten",               1..=1, &[],     Rule::One(flatten)),
+    row("Identity",              1..=1, &[],     Rule::One(identity)),
+    row("Pad",                   1..=4, &[1, 2, 3], Rule::One(pad)),
+    row("Reshape",               2..=2, &[1],    Rule::One(reshape)),
+    row("Slice",                 1..=5, &[1, 2, 3, 4], Rule::One(slice)),
+    row("Split",                 1..=2, &[1],    Rule::Many(split)),
+    row("Squeeze",               1..=2, &[1],    Rule::One(squeeze)),
+    row("Tile",                  2..=2, &[1],    Rule::One(tile)),
+    row("Transpose",             1..=1, &[],     Rule::One(transpose)),
+    row("Trilu",                 1..=2, &[1],    Rule::One(trilu)),
+    row("Unsqueeze",             1..=2, &[1],    Rule::One(unsqueeze)),
+];
 
 pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
     c.input(0)
@@ -14,10 +33,9 @@ pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn dropout(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     c.ignore(&["ratio", "seed"]);
     let x = c.input(0)?;
-    let mut setting = |index, default| c.optional(index).map_or(Some(default), |node| c.known(node)?.scalar_f64());
-    let (ratio, training) = (setting(1, 0.5), setting(2, 0.0));
-    if c.opset >= 12 && training != Some(0.0) && ratio != Some(0.0) {
-        c.note("dropout is off, although the file asks for it");
+    let training = c.opset >= 12 && c.known_scalar(2)?.is_some_and(|training| training != 0.0);
+    if training && c.known_scalar(1)?.unwrap_or(0.5) != 0.0 {
+        return Err(OpError::Random { what: "Dropout with training_mode", remedy: "export the model in evaluation mode" });
     }
     let dtype = if c.opset >= 10 { DType::Bool } else { c.ty(x).dtype };
     let mask = TensorType::new(dtype, c.shape(x));

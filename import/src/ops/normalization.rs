@@ -2,8 +2,18 @@
 
 use meganeura_ir::{Composite, NodeId, Op, Real, Shape, UnaryOp};
 
+use super::{Row, Rule, row};
 use crate::context::{self, Context};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("BatchNormalization",    5..=5, &[],     Rule::One(batch)),
+    row("GroupNormalization",    3..=3, &[],     Rule::One(group)),
+    row("InstanceNormalization", 3..=3, &[],     Rule::One(instance)),
+    row("LayerNormalization",    2..=3, &[],     Rule::Many(layer)),
+    row("RMSNormalization",      2..=2, &[],     Rule::One(rms)),
+];
 
 fn epsilon(c: &Context) -> Result<f64, OpError> {
     c.float_or("epsilon", f64::from(1e-5f32))

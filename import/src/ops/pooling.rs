@@ -3,8 +3,17 @@
 use meganeura_ir::{Composite, NodeId, Op, ReduceOp, Shape, Tensor, WindowDims};
 
 use super::window::{span, window};
+use super::{Row, Rule, row};
 use crate::context::{Context, table_size};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("AveragePool",           1..=1, &[],     Rule::One(average_pool)),
+    row("GlobalAveragePool",     1..=1, &[],     Rule::One(global_average_pool)),
+    row("GlobalMaxPool",         1..=1, &[],     Rule::One(global_max_pool)),
+    row("MaxPool",               1..=1, &[],     Rule::One(max_pool)),
+];
 
 /// The spatial sizes of operand 0.
 fn spatial(c: &Context) -> Result<(NodeId, Shape), OpError> {

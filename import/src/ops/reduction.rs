@@ -3,8 +3,25 @@
 use meganeura_ir::{ArgOp, NodeId, Op, ReduceOp, Shape, UnaryOp};
 
 use super::movement;
+use super::{Row, Rule, row};
 use crate::context::{self, Context};
 use crate::error::OpError;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("ArgMax",                1..=1, &[],     Rule::Arg(ArgOp::Max)),
+    row("ArgMin",                1..=1, &[],     Rule::Arg(ArgOp::Min)),
+    row("ReduceL1",              1..=2, &[1],    Rule::Reduce(l1)),
+    row("ReduceL2",              1..=2, &[1],    Rule::Reduce(l2)),
+    row("ReduceLogSum",          1..=2, &[1],    Rule::Reduce(log_sum)),
+    row("ReduceLogSumExp",       1..=2, &[1],    Rule::Reduce(log_sum_exp)),
+    row("ReduceMax",             1..=2, &[1],    Rule::Reduce(|c, x, axes| Ok(c.reduce(ReduceOp::Max, x, axes)?))),
+    row("ReduceMean",            1..=2, &[1],    Rule::Reduce(mean)),
+    row("ReduceMin",             1..=2, &[1],    Rule::Reduce(|c, x, axes| Ok(c.reduce(ReduceOp::Min, x, axes)?))),
+    row("ReduceProd",            1..=2, &[1],    Rule::Reduce(|c, x, axes| Ok(c.reduce(ReduceOp::Prod, x, axes)?))),
+    row("ReduceSum",             1..=2, &[1],    Rule::Reduce(|c, x, axes| Ok(c.reduce(ReduceOp::Sum, x, axes)?))),
+    row("ReduceSumSquare",       1..=2, &[1],    Rule::Reduce(sum_square)),
+];
 
 /// Reduces an operand over sorted axes, which disappear.
 pub(super) type Reduction = fn(&mut Context, NodeId, &[usize]) -> Result<NodeId, OpError>;

@@ -2,9 +2,16 @@
 
 use meganeura_ir::{DType, NodeId, Shape, Tensor};
 
+use super::{Row, Rule, row};
 use crate::context::Context;
 use crate::error::OpError;
 use crate::specialize::as_i64;
+
+#[rustfmt::skip]
+pub(super) const ROWS: &[Row] = &[
+    row("Shape",                 1..=1, &[],     Rule::One(shape)),
+    row("Size",                  1..=1, &[],     Rule::One(size)),
+];
 
 /// Sizes of axes `start..end` as i64; both bounds are clamped.
 pub(super) fn shape(c: &mut Context) -> Result<NodeId, OpError> {

@@ -7,6 +7,7 @@ fn bindings(dims: &[(&str, usize)], shapes: &[(&str, &[usize])]) -> Bindings {
     Bindings {
         dims: dims.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect(),
         shapes: shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect(),
+        ..Bindings::default()
     }
 }
 
@@ -186,8 +187,8 @@ fn errors_name_the_node_and_the_reason() {
     let error = fails(base().node(node("Reshape", &["x", "s"], &["y"])));
     assert_eq!(
         error,
-        "node that computes \"y\" (Reshape, opset 17): input 1 must be known when the graph is built, \
-         but it depends on what the model is run on"
+        "node that computes \"y\" (Reshape, opset 17): the values of input s decide a shape; run the model on data, \
+         or bind the values"
     );
     let error = fails(base().node(node("Concat", &["x"], &["y"])));
     assert!(error.contains("attribute \"axis\" is missing"), "{error}");
@@ -237,4 +238,46 @@ fn zero_sizes_and_scalars_are_legal() {
     let results = run(&builder, &[f32s(&[0, 3], &[]), f32s(&[], &[2.0])]);
     assert!(results[0].1.is_empty());
     assert_eq!(results[1].1, [0.0]);
+}
+
+/// `y = reshape(x, target + offset)`, where the target is an input.
+fn reshaping() -> ModelBuilder {
+    ModelBuilder::new(17)
+        .input("x", DType::F32, "2,3")
+        .input("target", DType::I64, "rank")
+        .initializer("offset", &i64s(&[1], &[1]))
+        .node(node("Add", &["target", "offset"], &["shape"]))
+        .node(node("Reshape", &["x", "shape"], &["y"]))
+        .output("y")
+}
+
+#[test]
+fn inputs_whose_values_decide_shapes_are_named() {
+    let model = reshaping().open().unwrap();
+    let error = model.specialize(&bindings(&[], &[("target", &[2])])).unwrap_err();
+    let ImportError::ValuesNeeded { node, inputs } = &error else { panic!("{error}") };
+    assert_eq!((node.op.as_str(), inputs.as_slice()), ("Reshape", ["target".to_owned()].as_slice()));
+}
+
+#[test]
+fn inputs_that_decide_shapes_become_constants_of_the_specialisation() {
+    let model = reshaping().open().unwrap();
+    let (x, target) = (f32s(&[2, 3], &[1., 2., 3., 4., 5., 6.]), i64s(&[2], &[2, -2]));
+    let data = [("x", &x), ("target", &target)];
+    let (specialized, bound) = model.specialize_on(&bindings(&[], &[("target", &[2])]), &data).unwrap();
+    assert_eq!(bound.values.keys().collect::<Vec<_>>(), ["target"]);
+    assert_eq!(specialized.graph.inputs().iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["x"]);
+    let y = specialized.graph.outputs()[0].node;
+    assert_eq!(*specialized.graph.ty(y).shape, [3, 2]);
+
+    let stored: Bindings = serde_json::from_str(&serde_json::to_string(&bound).unwrap()).unwrap();
+    assert_eq!(stored, bound);
+}
+
+#[test]
+fn a_value_of_another_type_is_an_error() {
+    let model = reshaping().open().unwrap();
+    let values = [("target".to_owned(), f32s(&[2], &[2., -2.]))].into();
+    let error = model.specialize(&Bindings { values, ..Bindings::default() }).unwrap_err();
+    assert!(matches!(error, ImportError::Binding(BindingError::Value { .. })), "{error}");
 }

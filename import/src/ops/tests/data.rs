@@ -84,7 +84,7 @@ fn joins() -> Vec<Case> {
             vec![f32s(&[2, 2], &[0., 1., 3., 4.]), f32s(&[2, 1], &[2., 5.])],
         ),
         case("Dropout", 13, |n| n, vec![x(), Known(f32s(&[], &[0.5]))], vec![counting(&[2, 3]), bools(&[2, 3], &[1; 6])]),
-        case("Dropout", 13, |n| n, vec![x(), Known(f32s(&[], &[0.5])), Input(bools(&[], &[0]))], vec![counting(&[2, 3])]),
+        case("Dropout", 13, |n| n, vec![x(), Known(f32s(&[], &[0.5])), Known(bools(&[], &[0]))], vec![counting(&[2, 3])]),
         case("Dropout", 7, |n| n.float("ratio", 0.5), vec![x()], vec![counting(&[2, 3])]),
     ]
 }
