@@ -286,3 +286,18 @@ fn each_family_prints_readable_wgsl() {
     });
     insta::assert_snapshot!("contract_tiled", kernel(&tiled, &DeviceProfile::generic()));
 }
+
+#[test]
+fn constant_expressions_that_are_not_finite_are_left_to_the_device() {
+    let graph = built(|g| {
+        let x = g.input("x", f32s(&[3, 0]))?;
+        let zero = g.reduce(ReduceOp::Sum, x, &[1])?;
+        let log = g.unary(UnaryOp::Log, zero)?;
+        g.output("log", log)?;
+        let inverse = g.unary(UnaryOp::Reciprocal, zero)?;
+        g.output("inverse", inverse)?;
+        let ratio = g.div(zero, zero)?;
+        g.output("ratio", ratio)
+    });
+    compiled(&graph, &DeviceProfile::software());
+}

@@ -15,9 +15,9 @@ use crate::run::Prepared;
 /// Random directions through all floats at once.
 const DIRECTIONS: u64 = 3;
 /// Single elements at least and at most, over all tensors.
-const ELEMENTS: (usize, usize) = (5, 96);
+const ELEMENTS: (usize, usize) = (1, 96);
 /// Elementary operations that finite differences of one test may take in the interpreter, and those that they should take.
-const BUDGET: (u64, u64) = (200_000_000, 40_000_000);
+const BUDGET: (u64, u64) = (600_000_000, 40_000_000);
 /// Evaluations for the slope along one direction.
 const EVALUATIONS: u64 = 4;
 /// The larger of the two steps.
@@ -297,4 +297,63 @@ fn root_mean_square(values: &[f64]) -> f64 {
 fn deviation(found: f64, expected: f64, floor: f64) -> Option<String> {
     let near = (found - expected).abs() <= TOLERANCE * (expected.abs() + floor) + 1e-6;
     (!near).then(|| format!("{found:.6e}, numerically {expected:.6e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_ir::{Composite, UnaryOp};
+
+    use super::*;
+
+    /// `build` of an f32 input that holds `x`, ready to be differentiated.
+    fn prepared(x: &[f32], build: impl Fn(&mut Graph, NodeId) -> Result<NodeId, GraphError>) -> Prepared {
+        let mut graph = Graph::new();
+        let input = graph.input("x", TensorType::new(DType::F32, [x.len()])).unwrap();
+        let y = build(&mut graph, input).unwrap();
+        graph.output("y", y).unwrap();
+        Prepared { graph, inputs: vec![Tensor::from_f32([x.len()], x)], weights: Vec::new() }
+    }
+
+    /// The outcome if the device found `factor` times `derivative` for each element.
+    fn outcome(prepared: &Prepared, derivative: impl Fn(f64) -> f64, factor: f64) -> Gradient {
+        let graph = prepared.graph.decomposed().unwrap();
+        let objective = Objective::new(&graph, prepared).unwrap();
+        let cotangent = objective.cotangents[0].as_ref().unwrap().to_f64_vec();
+        let x = prepared.inputs[0].to_f64_vec();
+        let found = x.iter().zip(cotangent).map(|(x, c)| factor * c * derivative(*x)).collect();
+        compare(&objective, &differentiable_leaves(&prepared.graph), &[found])
+    }
+
+    #[test]
+    fn a_derivative_that_is_off_by_a_percent_is_wrong() {
+        let sine = prepared(&[0.1, -0.7, 2.5], |g, x| g.unary(UnaryOp::Sin, x));
+        assert_eq!(outcome(&sine, f64::cos, 1.0), Gradient::Ok { checked: 6, kinks: 0 });
+        for factor in [0.0, 0.99, 1.01, -1.0, f64::NAN] {
+            assert!(matches!(outcome(&sine, f64::cos, factor), Gradient::Wrong { .. }), "{factor}");
+        }
+    }
+
+    #[test]
+    fn a_kink_is_excluded_and_hides_nothing_else() {
+        let relu = prepared(&[1.0, 0.0, -1.0], |g, x| g.push(Op::Composite(Composite::Relu), &[x]));
+        let step = |x: f64| if x > 0.0 { 1.0 } else { 0.0 };
+        assert_eq!(outcome(&relu, step, 1.0), Gradient::Ok { checked: 5, kinks: 1 });
+        assert!(matches!(outcome(&relu, step, 0.5), Gradient::Wrong { .. }));
+        let jump = prepared(&[2.0], |g, x| g.unary(UnaryOp::Floor, x));
+        assert_eq!(outcome(&jump, |_| 0.0, 1.0), Gradient::Kinks { kinks: 4 });
+    }
+
+    #[test]
+    fn values_without_a_finite_slope_are_excluded() {
+        let root = prepared(&[0.0, 4.0], |g, x| g.unary(UnaryOp::Sqrt, x));
+        assert_eq!(outcome(&root, |x| 0.5 / x.sqrt(), 1.0), Gradient::Ok { checked: 4, kinks: 1 });
+    }
+
+    #[test]
+    fn only_floats_are_differentiated() {
+        let counted = prepared(&[1.0], |g, x| g.cast(x, DType::I32));
+        assert!(differentiable_leaves(&counted.graph).is_empty());
+        let floats = prepared(&[1.0], |g, x| g.mul(x, x));
+        assert_eq!(differentiable_leaves(&floats.graph).len(), 1);
+    }
 }

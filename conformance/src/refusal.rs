@@ -168,6 +168,7 @@ fn of_tensor(error: &TensorError) -> Reason {
 fn of_node(error: &OpError) -> Reason {
     match error {
         OpError::Unsupported { .. } => Reason::Form,
+        OpError::Random { .. } => Reason::RandomNumbers,
         OpError::NotStatic { .. } => Reason::DataDependentShape,
         OpError::Tensor(source) => of_tensor(source),
         _ => Reason::Other,

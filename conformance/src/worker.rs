@@ -77,7 +77,8 @@ pub struct Pool<'a> {
 impl Pool<'_> {
     /// Runs `tests`, and tells each outcome to `progress` as it comes. The result is in the order of `tests`.
     pub fn run(&self, tests: &[Test], mut progress: impl FnMut(&Outcome)) -> Result<Vec<Outcome>, WorkerError> {
-        let queue = Mutex::new((0..tests.len()).collect::<VecDeque<usize>>());
+        // The last folders hold the largest models.
+        let queue = Mutex::new((0..tests.len()).rev().collect::<VecDeque<usize>>());
         let (sender, results) = mpsc::channel();
         let mut outcomes: Vec<Option<Outcome>> = vec![None; tests.len()];
         thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks.
 
 use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
-use crate::{python, vulkan};
+use crate::{corpus, python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
@@ -30,6 +30,7 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
         step(name, workspace.cargo(arguments))?;
     }
     print_size(workspace)?;
+    corpus::conformance(workspace, &python, &["--check".to_owned()])?;
     let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
     let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
     heading("tests", &tests.to_string());
