@@ -242,6 +242,17 @@ fn a_kernel_never_exceeds_the_binding_limit() {
 }
 
 #[test]
+fn a_tensor_that_is_never_in_memory_may_be_larger_than_a_binding() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[1, 40]))?;
+        let ones = g.splat(&f32s(&[40, 30]), 1.0)?;
+        let y = matmul(g, x, ones)?;
+        g.output("y", y)
+    });
+    compiled(&g, &DeviceProfile { max_binding_bytes: 256, ..DeviceProfile::software() });
+}
+
+#[test]
 fn tensors_spread_over_buffers_of_the_bindable_size() {
     let g = built(|g| {
         let a = parameter(g, "a", &[40])?;
