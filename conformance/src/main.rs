@@ -19,7 +19,7 @@ use std::time::Instant;
 use clap::Parser;
 use meganeura_runtime::{Device, DeviceSelector};
 
-use outcome::{Gradient, Outcome};
+use outcome::Outcome;
 use report::{Report, ReportError, describe};
 use suite::discover;
 use worker::{Pool, WorkerError, serve};
@@ -116,8 +116,7 @@ fn conformance(arguments: &Arguments, device: &DeviceSelector) -> Result<(), Fai
 
 /// Tells what is not as it should be, everything where a filter is given, and now and then how far the run is.
 fn progress(arguments: &Arguments, outcome: &Outcome, done: usize, total: usize) {
-    let is_fault = !run::is_explained(&outcome.status) || matches!(outcome.gradient, Some(Gradient::Wrong { .. }));
-    if arguments.filter.is_some() || is_fault {
+    if arguments.filter.is_some() || outcome.is_fault() {
         eprintln!("{}: {}", outcome.test, describe(outcome));
     }
     if done % 100 == 0 {
@@ -132,9 +131,9 @@ fn check(report: &Report, committed: &Report) -> Result<(), Failure> {
         let text = format!("{} outcomes differ from the committed ones:\n{}", differences.len(), first.join("\n"));
         return Err(Failure::Check(text));
     }
-    let faults = report.tests.iter().filter(|o| !run::is_explained(&o.status)).count();
+    let faults = report.tests.iter().filter(|outcome| outcome.is_fault()).count();
     if faults > 0 {
-        return Err(Failure::Check(format!("{faults} tests are wrong, crash, or are refused for no reason of the list")));
+        return Err(Failure::Check(format!("{faults} tests are wrong, in their results or gradients, crash, or are refused for no reason of the list")));
     }
     Ok(())
 }

@@ -73,6 +73,15 @@ impl Outcome {
         !self.test.contains("_expanded")
     }
 
+    /// Whether something is wrong that no refusal explains.
+    pub fn is_fault(&self) -> bool {
+        let fault = matches!(
+            self.status,
+            Status::Refused { reason: Reason::Other, .. } | Status::Wrong { .. } | Status::Crashed { .. }
+        );
+        fault || matches!(self.gradient, Some(Gradient::Wrong { .. }))
+    }
+
     /// Whether two runs agree on all that does not depend on the device's arithmetic or on the wording of messages.
     pub fn agrees(&self, other: &Outcome) -> bool {
         let gradient = |outcome: &Outcome| outcome.gradient.as_ref().map(std::mem::discriminant);

@@ -11,7 +11,7 @@ use crate::compare;
 use crate::execute::{Refusal, execute};
 use crate::gradient;
 use crate::outcome::{Gradient, Status};
-use crate::refusal::{self, Reason};
+use crate::refusal;
 use crate::suite::{Folder, Kind, SuiteError, Test, ramp};
 
 /// Runs `test` forward, and backward if it passes.
@@ -117,9 +117,4 @@ fn forward(
         return Ok((Status::Folded, None));
     }
     Ok((Status::Pass, gradient::check(device, prepared)))
-}
-
-/// Keeps the list of reasons honest: what no error explains is no refusal.
-pub fn is_explained(status: &Status) -> bool {
-    !matches!(status, Status::Refused { reason: Reason::Other, .. } | Status::Wrong { .. } | Status::Crashed { .. })
 }
