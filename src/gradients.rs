@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use meganeura_autodiff::gradients;
+use meganeura_autodiff::{gradients, vjp};
 use meganeura_import::Bindings;
-use meganeura_ir::{Graph, InputId, NodeId, Op, Tensor};
+use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor};
 use meganeura_runtime::{Device, Session};
 
 use crate::data::{Dataset, Samples, TARGET_INPUT};
@@ -62,6 +62,43 @@ impl Model {
         let mut outputs = Session::new(device, program, &store)?.run(&inputs)?.into_iter();
         let loss = outputs.next().and_then(|loss| loss.scalar_f64()).unwrap_or(f64::NAN);
         Ok(Gradients { loss, gradients: nodes.into_iter().map(|(name, _)| name).zip(outputs).collect() })
+    }
+
+    /// Gradients of `sum(output * cotangent)` over the outputs that `cotangents` names, by every parameter, statistics included, in f32.
+    ///
+    /// # Errors
+    /// As [`Model::run_with`]; the model has no such output, a cotangent is not of its output's shape, or an op has no derivative.
+    pub fn vjp(
+        &self,
+        device: &Arc<Device>,
+        inputs: &[(&str, &Tensor)],
+        cotangents: &[(&str, &Tensor)],
+        bindings: &Bindings,
+    ) -> Result<BTreeMap<String, Tensor>, Error> {
+        let mut graph = self.specialize_on(bindings, inputs)?.graph;
+        let mut pairs = Vec::new();
+        for (name, cotangent) in cotangents {
+            let output = graph.output_node(name).ok_or_else(|| {
+                let known = graph.outputs().iter().map(|output| output.name.clone()).collect();
+                Error::UnknownOutput { name: (*name).to_owned(), known }
+            })?;
+            let dtype = graph.ty(output).dtype;
+            let cotangent = graph.constant(cotangent.cast(dtype))?;
+            pairs.push((output, cotangent));
+        }
+        let ids = 0..graph.parameters().len() as u32;
+        let parameters: Vec<NodeId> = ids.map(|id| graph.push(Op::Parameter(ParameterId(id)), &[])).collect::<Result<_, _>>()?;
+        let by = vjp(&mut graph, &pairs, &parameters)?;
+        graph.clear_outputs();
+        let names: Vec<String> = graph.parameters().iter().map(|p| p.name.clone()).collect();
+        for (name, &gradient) in names.iter().zip(&by) {
+            graph.output(name, gradient)?;
+        }
+        let inputs = supplied(&graph, inputs);
+        let program = compile(graph, device)?;
+        let store = place_weights(self, device, &program)?;
+        let outputs = Session::new(device, program, &store)?.run(&inputs)?;
+        Ok(names.into_iter().zip(outputs).collect())
     }
 
     fn differentiable(&self, graph: &mut Graph, wrt: WithRespectTo) -> Result<Vec<(String, NodeId)>, Error> {

@@ -167,11 +167,7 @@ impl Model {
         inputs: &[(&str, &Tensor)],
         bindings: &Bindings,
     ) -> Result<Vec<(String, Tensor)>, Error> {
-        let mut bindings = bindings.clone();
-        for (name, tensor) in inputs {
-            bindings.shapes.entry(name.to_string()).or_insert_with(|| tensor.shape().to_vec());
-        }
-        let graph = self.specialize_on(&bindings, inputs)?.graph;
+        let graph = self.specialize_on(bindings, inputs)?.graph;
         let inputs = supplied(&graph, inputs);
         Predictor::new(self, device, graph)?.run(&inputs)
     }

@@ -140,6 +140,23 @@ pub struct Body {
     pub builtins: Vec<(VarId, Builtin)>,
 }
 
+impl Body {
+    /// Iterations that all loops of one invocation run at most.
+    pub fn iterations(&self) -> u64 {
+        fn of(stmts: &[Stmt]) -> u64 {
+            stmts.iter().fold(0, |sum, stmt| match stmt {
+                Stmt::For { end, step, body, .. } => {
+                    let trips = (*end as u64).div_ceil((*step).max(1) as u64);
+                    sum.saturating_add(trips.saturating_mul(of(body).saturating_add(1)))
+                }
+                Stmt::If { body, .. } => sum.saturating_add(of(body)),
+                _ => sum,
+            })
+        }
+        of(&self.stmts)
+    }
+}
+
 /// Where an invocation finds itself. All are i32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Builtin {

@@ -199,6 +199,7 @@ fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &Device
             body.workgroup_size.iter().map(|&s| u64::from(s)).product(),
             u64::from(profile.max_workgroup_invocations),
         ),
+        ("loop iterations per invocation", body.iterations(), profile.max_loop_iterations),
         ("workgroups", u64::from(kernel.workgroups[2]), u64::from(profile.max_workgroups[2])),
     ];
     if let Some(&(what, needed, limit)) = checks.iter().find(|(_, needed, limit)| needed > limit) {

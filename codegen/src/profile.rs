@@ -12,6 +12,8 @@ pub struct DeviceProfile {
     pub max_workgroup_bytes: u32,
     pub max_workgroup_invocations: u32,
     pub max_workgroups: [u32; 3],
+    /// Iterations that all loops of one invocation may run together. llvmpipe leaves every loop, silently, when 65,535 are spent.
+    pub max_loop_iterations: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,11 +34,12 @@ impl DeviceProfile {
             max_workgroup_bytes: 16 << 10,
             max_workgroup_invocations: 256,
             max_workgroups: [65535; 3],
+            max_loop_iterations: u64::MAX,
         }
     }
 
     /// Software Vulkan (lavapipe).
     pub fn software() -> Self {
-        DeviceProfile { kind: DeviceKind::Software, ..Self::generic() }
+        DeviceProfile { kind: DeviceKind::Software, max_loop_iterations: 65535, ..Self::generic() }
     }
 }

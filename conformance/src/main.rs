@@ -119,7 +119,7 @@ fn progress(arguments: &Arguments, outcome: &Outcome, done: usize, total: usize)
     if arguments.filter.is_some() || outcome.is_fault() {
         eprintln!("{}: {}", outcome.test, describe(outcome));
     }
-    if done % 100 == 0 {
+    if done.is_multiple_of(100) {
         eprintln!("{done} of {total}");
     }
 }

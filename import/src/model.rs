@@ -456,7 +456,8 @@ pub(crate) fn declared_dims(name: &str, ty: &TypeProto) -> Option<Vec<Dim>> {
             .enumerate()
             .map(|(axis, dim)| match &dim.value {
                 Some(Value::DimValue(size)) if *size >= 0 => Dim::Fixed(*size as usize),
-                Some(Value::DimParam(symbol)) if !symbol.is_empty() => Dim::Symbol(symbol.clone()),
+                // Exporters write `?` for sizes that need not be equal.
+                Some(Value::DimParam(symbol)) if !symbol.is_empty() && symbol != "?" => Dim::Symbol(symbol.clone()),
                 _ => Dim::Symbol(format!("{name}.{axis}")),
             })
             .collect(),

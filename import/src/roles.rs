@@ -10,7 +10,7 @@ use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, can
 use crate::ops;
 use crate::tensor::{self, TensorError};
 
-/// A float tensor in a Constant node of at most this many elements is a constant: exporters write literals of the program so.
+/// A float tensor in a Constant node of at most this many elements and with a name that an exporter made up is a literal of the program.
 const LITERAL_ELEMENTS: usize = 16;
 
 /// Last parts of names that frameworks give to tensors which they store and never train.
@@ -18,7 +18,7 @@ const BUFFER_NAMES: [&str; 8] =
     ["running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos", "sin"];
 
 /// Marks in the names that exporters give to literals of the program: torch's two exporters and its tracer.
-const LITERAL_NAMES: [&str; 4] = ["val_", "onnx::", "/Constant", "scalar_tensor_default"];
+const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "scalar_tensor_default"];
 
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
@@ -36,8 +36,8 @@ pub(crate) fn classify(
         let Some(positions) = uses.by_name.get(name) else { continue };
         let error = |source| ImportError::Tensor { name: name.to_owned(), source };
         let ty = tensor::tensor_type(proto).map_err(error)?;
-        let literal = ty.shape.numel() == 1 && LITERAL_NAMES.iter().any(|mark| name.contains(mark));
-        let only_static = !positions.is_empty() && positions.iter().all(|p| *p == Position::Static);
+        let literal = ty.shape.numel() == 1 && has_made_up_name(name);
+        let only_static = positions.iter().all(|p| *p == Position::Static);
         if !ty.dtype.is_float() || literal || only_static {
             continue;
         }
@@ -56,7 +56,8 @@ pub(crate) fn classify(
         let Some((attribute, name)) = constant_tensor(&graph.node[node]) else { continue };
         let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
-        if !ty.dtype.is_float() || ty.shape.numel() <= LITERAL_ELEMENTS {
+        let only_static = uses.by_name.get(name).is_some_and(|positions| positions.iter().all(|p| *p == Position::Static));
+        if !ty.dtype.is_float() || is_literal(name, ty.shape.numel()) || only_static {
             continue;
         }
         let (role, trainable, reason) = if uses.statistics.contains(name) {
@@ -64,7 +65,7 @@ pub(crate) fn classify(
         } else if weights_are_initializers {
             (ParameterRole::Weight, false, "a table in a Constant node; the weights of this file are initializers")
         } else {
-            (ParameterRole::Weight, true, "a float Constant node of more than 16 elements")
+            (ParameterRole::Weight, true, "a float Constant node of several elements")
         };
         let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
         parameters.push((parameter, ParameterSource::Constant { node, attribute }));
@@ -85,6 +86,15 @@ fn constant_tensor(node: &NodeProto) -> Option<(usize, &str)> {
     }
     let attribute = node.attribute.iter().position(|a| a.name == "value" && a.t.is_some())?;
     Some((attribute, node.output.first()?))
+}
+
+/// Whether the float tensor of a Constant node is a literal of the program.
+fn is_literal(name: &str, elements: usize) -> bool {
+    elements <= 1 || elements <= LITERAL_ELEMENTS && has_made_up_name(name)
+}
+
+fn has_made_up_name(name: &str) -> bool {
+    LITERAL_NAMES.iter().any(|mark| name.contains(mark))
 }
 
 fn is_buffer(name: &str) -> bool {

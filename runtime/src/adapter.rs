@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meganeura_codegen::profile::{DeviceKind, DeviceProfile};
+use meganeura_codegen::profile::DeviceProfile;
 
 use crate::device::{DeviceError, catch};
 
@@ -60,13 +60,14 @@ impl DeviceInfo {
     /// What codegen must respect on this adapter.
     pub fn profile(&self) -> DeviceProfile {
         let limits = &self.limits;
+        let base = if self.is_software() { DeviceProfile::software() } else { DeviceProfile::generic() };
         DeviceProfile {
-            kind: if self.is_software() { DeviceKind::Software } else { DeviceKind::Generic },
             max_storage_bindings: limits.storage_bindings.min(MAX_BINDINGS),
             max_binding_bytes: limits.buffer_bytes(),
             max_workgroup_bytes: limits.workgroup_bytes,
             max_workgroup_invocations: limits.workgroup_invocations,
             max_workgroups: limits.workgroups,
+            ..base
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use meganeura_codegen::{CompileOptions, DeviceKind, DeviceProfile, compile};
 use meganeura_ir::interpreter::{Environment, interpret};
 use meganeura_ir::testing::{random_tensor, relative_l2, sample_graphs};
-use meganeura_ir::{DType, Graph, Tensor};
+use meganeura_ir::{ArgOp, Composite, DType, DotDims, Graph, Op, ReduceOp, Tensor, TensorType};
 use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
 
 /// One device for all tests of this process: some drivers crash where two threads open theirs at once.
@@ -80,4 +80,28 @@ fn every_op_agrees_with_the_interpreter_under_the_software_profile() {
 #[test]
 fn every_op_agrees_with_the_interpreter_under_the_generic_profile() {
     check_all_samples(DeviceKind::Generic);
+}
+
+/// Some drivers leave a loop after 65,535 iterations of one invocation, without a word.
+#[test]
+fn loops_longer_than_a_driver_allows_are_divided() {
+    const LONG: usize = 70_001;
+    let mut g = Graph::default();
+    let x = g.input("x", TensorType::new(DType::F32, [2, LONG])).unwrap();
+    let w = g.input("w", TensorType::new(DType::F32, [3, LONG])).unwrap();
+    let sum = g.reduce(ReduceOp::Sum, x, &[1]).unwrap();
+    let largest = g.push(Op::ArgReduce { op: ArgOp::Max, axis: 1 }, &[x]).unwrap();
+    let softmax = g.push(Op::Composite(Composite::Softmax { axis: 1 }), &[x]).unwrap();
+    let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![1], ..DotDims::default() };
+    let dot = g.push(Op::Dot(dims), &[x, w]).unwrap();
+    for (name, node) in [("sum", sum), ("largest", largest), ("softmax", softmax), ("dot", dot)] {
+        g.output(name, node).unwrap();
+    }
+    let inputs: Vec<Tensor> = g.inputs().iter().zip(1..).map(|(info, seed)| random_tensor(&info.ty, seed)).collect();
+    let expected = interpret(&g, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
+    let found = run(device(), &g, &inputs, device().profile()).unwrap();
+    for ((output, found), expected) in g.outputs().iter().zip(found).zip(expected.outputs()) {
+        let error = relative_l2(&found.to_f64_vec(), &expected.to_f64_vec());
+        assert!(error <= 2e-5, "{}: {error:e}", output.name);
+    }
 }

@@ -6,6 +6,7 @@
 mod corpus;
 mod demo;
 mod digits;
+mod published;
 mod python;
 mod shell;
 mod system;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks.
 
 use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
-use crate::{corpus, python, vulkan};
+use crate::{corpus, published, python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
@@ -26,6 +26,7 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
         ensure_component(workspace, component, probe)?;
     }
     let python = python::ensure(workspace)?;
+    published::fetch(&python)?;
     for (name, arguments) in CHECKS {
         step(name, workspace.cargo(arguments))?;
     }

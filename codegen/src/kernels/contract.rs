@@ -119,6 +119,13 @@ impl Contraction<'_, '_> {
         }
     }
 
+    /// Adds the products at `k`.
+    fn step(&mut self, sums: &[SlotId], ms: &[Coordinate], ns: &[Coordinate], k: &Coordinate) {
+        let lhs: Vec<_> = ms.iter().map(|m| self.lhs(m, k)).collect();
+        let rhs: Vec<_> = ns.iter().map(|n| self.rhs(n, k)).collect();
+        self.accumulate(sums, &lhs, &rhs);
+    }
+
     /// The epilogue: evaluates and stores the group's results for each accumulator.
     fn finish(&mut self, sums: &[SlotId], m: &[Coordinate], n: &[Coordinate]) {
         let all: Vec<usize> = (0..self.kernel.group.stored.len()).collect();
@@ -174,12 +181,21 @@ impl Contraction<'_, '_> {
         let ns: Vec<_> = (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
         let sums = self.accumulators(tile_m * tile_n);
         if k > 0 {
-            let (tokens, at) = self.kernel.e.b.begin_loops(&self.shape.k);
-            let k = Coordinate { at, within: None };
-            let lhs: Vec<_> = ms.iter().map(|m| self.lhs(m, &k)).collect();
-            let rhs: Vec<_> = ns.iter().map(|n| self.rhs(n, &k)).collect();
-            self.accumulate(&sums, &lhs, &rhs);
-            self.kernel.e.b.end_loops(tokens);
+            let unrolled = (k as u64).div_ceil(profile.max_loop_iterations / 2) as usize;
+            if unrolled == 1 {
+                let (tokens, at) = self.kernel.e.b.begin_loops(&self.shape.k);
+                self.step(&sums, &ms, &ns, &Coordinate { at, within: None });
+                self.kernel.e.b.end_loops(tokens);
+            } else {
+                let k_shape = self.shape.k.clone();
+                let zero = self.kernel.e.b.i32(0);
+                let (token, first) = self.kernel.e.b.begin_for(zero, k, unrolled);
+                for i in 0..unrolled {
+                    let at = self.coordinate(first.shift(i as i64), &k_shape);
+                    self.step(&sums, &ms, &ns, &at);
+                }
+                self.kernel.e.b.end_for(token);
+            }
         }
         self.finish(&sums, &ms, &ns);
         workgroups

@@ -74,11 +74,11 @@ fn is_first(b: &mut Builder, local: &Index) -> crate::body::ExprId {
     b.compare(CompareOp::Eq, local, zero)
 }
 
+/// Passes over a row that one invocation may make within the device's limit of iterations.
+const PASSES: u64 = 16;
+
 /// Invocations per row: one where rows abound or the device is a CPU, else enough to share the longest pass.
 fn lanes(kernel: &KernelEmitter, rows: usize, inner: usize, profile: &DeviceProfile) -> usize {
-    if profile.kind == DeviceKind::Software {
-        return 1;
-    }
     let graph = kernel.graph;
     let longest = kernel
         .group
@@ -89,6 +89,9 @@ fn lanes(kernel: &KernelEmitter, rows: usize, inner: usize, profile: &DeviceProf
         .max()
         .unwrap_or(1)
         .max(inner);
+    if profile.kind == DeviceKind::Software && longest as u64 <= profile.max_loop_iterations / PASSES {
+        return 1;
+    }
     if longest <= 32 || inner <= 1 && rows >= 1 << 14 && longest <= 1024 {
         return 1;
     }
