@@ -133,7 +133,9 @@ fn check(report: &Report, committed: &Report) -> Result<(), Failure> {
     }
     let faults = report.tests.iter().filter(|outcome| outcome.is_fault()).count();
     if faults > 0 {
-        return Err(Failure::Check(format!("{faults} tests are wrong, in their results or gradients, crash, or are refused for no reason of the list")));
+        return Err(Failure::Check(format!(
+            "{faults} tests are wrong, in their results or gradients, crash, or are refused for no reason of the list"
+        )));
     }
     Ok(())
 }

@@ -75,10 +75,8 @@ impl Outcome {
 
     /// Whether something is wrong that no refusal explains.
     pub fn is_fault(&self) -> bool {
-        let fault = matches!(
-            self.status,
-            Status::Refused { reason: Reason::Other, .. } | Status::Wrong { .. } | Status::Crashed { .. }
-        );
+        let fault =
+            matches!(self.status, Status::Refused { reason: Reason::Other, .. } | Status::Wrong { .. } | Status::Crashed { .. });
         fault || matches!(self.gradient, Some(Gradient::Wrong { .. }))
     }
 

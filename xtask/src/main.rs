@@ -32,7 +32,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "test",
-        help: "format, lints, documentation, the release binary and its size, all tests",
+        help: "format, lints, documentation, the release binary and its size, ONNX's backend tests, all tests",
         run: |w, o| no_options(o).and_then(|()| test::run(w)),
     },
     Task {

@@ -17,7 +17,8 @@ const CHECKS: &[(&str, &[&str])] = &[
 const NEXTEST: &[&str] = &["nextest", "run", "--release", "--workspace"];
 const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 
-/// Prepares the machine, then checks format, lints, documentation tests, and last all tests, whose summary ends the output.
+/// Prepares the machine, then checks format, lints, documentation tests, that ONNX's backend tests give what
+/// `docs/` says, and last all tests, whose summary ends the output.
 ///
 /// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`.
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
