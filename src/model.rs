@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meganeura_import::{
-    ArtifactError, Bindings, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, Specialized, Warning,
+    ArtifactError, Bindings, Copies, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, Specialized,
+    Warning,
 };
 use meganeura_ir::{Graph, Tensor, TensorType};
 use meganeura_runtime::{Device, atomic_write};
@@ -85,6 +86,14 @@ impl Model {
         }
     }
 
+    /// Weights of the file that are copies of each other.
+    ///
+    /// # Errors
+    /// The file is damaged.
+    pub fn copies(&self) -> Result<Copies, Error> {
+        self.imported.copies().map_err(|e| self.import_error(e))
+    }
+
     /// Replaces weights, all or none. Values are rounded to the dtype of the file.
     ///
     /// # Errors
@@ -128,7 +137,7 @@ impl Model {
     /// The inputs, with the sizes that `bindings` decide.
     pub fn bound_inputs(&self, bindings: &Bindings) -> Vec<ModelInput> {
         let bound = |dim: &Dim| match dim {
-            Dim::Symbol(name) => bindings.dims.get(name).map_or(dim.clone(), |size| Dim::Fixed(*size)),
+            Dim::Symbol(_) => dim.size(&bindings.dims).map_or(dim.clone(), Dim::Fixed),
             Dim::Fixed(_) => dim.clone(),
         };
         let inputs = self.inputs().iter().map(|input| match bindings.shapes.get(&input.name) {

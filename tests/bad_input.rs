@@ -74,6 +74,56 @@ fn a_truncated_model() {
     scene.train_is_refused(&truncated, &scene.path("good.npz"), &["truncated.onnx"]);
 }
 
+/// Every refusal of a model begins with its path, names the place, and says it once.
+#[test]
+fn a_refusal_begins_with_the_path() {
+    let scene = Scene::new();
+    let good = std::fs::read(model()).unwrap();
+    let replaced = |from: &[u8], to: &[u8]| {
+        let mut bytes = good.clone();
+        let at: Vec<usize> = (0..bytes.len() - from.len()).filter(|&i| bytes[i..].starts_with(from)).collect();
+        assert!(!at.is_empty() && from.len() == to.len());
+        at.into_iter().for_each(|i| bytes[i..i + to.len()].copy_from_slice(to));
+        bytes
+    };
+    let appended = |bytes: &[u8]| [good.as_slice(), bytes].concat();
+    let files: [(&str, Vec<u8>, &[&str]); 8] = [
+        ("text", b"version https://git-lfs.github.com/spec/v1".to_vec(), &["no ONNX model"]),
+        ("cut", good[..good.len() / 2].to_vec(), &["truncated"]),
+        ("two-graphs", appended(&[0x3a, 0]), &["field 7", "twice"]),
+        ("two-opsets", appended(&[0x42, 2, 0x10, 9]), &["version 9"]),
+        ("operator", replaced(b"Gemm", b"Gexm"), &["Gexm", "opset", "first"]),
+        ("attribute", replaced(b"kernel_shape", b"kernel_shade"), &["kernel_sha"]),
+        ("perm", replaced(b"strides", b"padding"), &[]),
+        ("empty", Vec::new(), &["empty"]),
+    ];
+    for (name, bytes, parts) in files {
+        let path = scene.bytes(&format!("{name}.onnx"), &bytes);
+        let output = meganeura([Path::new("import"), &path, Path::new("--dim"), Path::new("batch=1")]);
+        let message = String::from_utf8(output.stderr).unwrap();
+        if output.status.success() {
+            assert!(message.contains("unknown and was ignored"), "{name}: {message}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(2), "{name}: {message}");
+        let refusal = message.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or_default().to_owned();
+        let rest = refusal.strip_prefix(&format!("{}: ", path.display())).unwrap_or_else(|| panic!("{name}: {message}"));
+        assert!(!rest.contains(".onnx"), "{name}: {message}");
+        parts.iter().for_each(|part| assert!(message.contains(part), "{name}: {part:?} is not in {message}"));
+    }
+}
+
+#[test]
+fn limits_are_flags() {
+    let (scene, model) = (Scene::new(), model());
+    let import = |limit: &'static str| [Path::new("import"), &model, Path::new("--limit"), Path::new(limit)];
+    scene.refused(import("nodes=1"), &["nodes", "limit of 1", "--limit nodes=N"]);
+    scene.refused(import("nodas=1"), &["no limit \"nodas\"", "expanded-nodes"]);
+    scene.refused(import("rank=9"), &["at most 8"]);
+    let output = meganeura(import("nodes=1000"));
+    assert!(output.status.success());
+}
+
 #[test]
 fn an_empty_and_a_missing_model() {
     let scene = Scene::new();

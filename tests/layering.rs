@@ -14,12 +14,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("meganeura-runtime", &["meganeura-ir", "meganeura-codegen"]),
     ("meganeura", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
     ("conformance", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
+    ("fuzz", &["meganeura-ir", "meganeura-import"]),
     ("xtask", &[]),
 ];
 
 /// A dependency from outside, and the only crates whose code may use it.
 const CONFINED: &[(&str, &[&str])] = &[
-    ("prost", &["meganeura-import"]),
+    ("prost", &["meganeura-import", "fuzz"]),
     ("egg", &["meganeura-codegen"]),
     ("naga", &["meganeura-codegen", "meganeura-runtime"]),
     ("blade-graphics", &["meganeura-runtime"]),

@@ -11,6 +11,7 @@ mod suite;
 mod table;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -142,7 +143,9 @@ fn check(report: &Report, committed: &Report) -> Result<(), Failure> {
 
 /// Writes the coverage document, or compares it.
 fn document(report: &Report, path: &Path, check: bool) -> Result<(), Failure> {
-    let text = table::markdown(report, &meganeura_import::operators());
+    let name = |(domain, op): (&str, &str)| if domain.is_empty() { op.to_owned() } else { format!("{domain}::{op}") };
+    let imported: BTreeSet<String> = meganeura_import::operators().map(name).collect();
+    let text = table::markdown(report, &imported);
     let error = |source| ReportError::Io { path: path.to_owned(), source };
     if !check {
         return Ok(fs::write(path, text).map_err(error)?);

@@ -119,16 +119,18 @@ const OPERATORS: &[(Reason, &[&str])] = &[
 
 /// The reason for which a model cannot be imported or specialised.
 pub fn of_import(error: &ImportError, outline: &Outline) -> Reason {
-    let interface = outline.inputs.iter().chain(&outline.outputs).filter_map(of_kind).min();
-    interface.unwrap_or_else(|| match error {
-        ImportError::UnsupportedOps(ops) => ops.iter().map(of_operator).min().unwrap_or(Reason::Other),
+    let interface = || outline.inputs.iter().chain(&outline.outputs).filter_map(of_kind).min();
+    match error {
+        ImportError::UnsupportedOps(ops) => ops.iter().map(of_operator).chain(interface()).min().unwrap_or(Reason::Other),
+        ImportError::InputType { .. } | ImportError::OutputType { .. } => interface().unwrap_or(Reason::Other),
         ImportError::Opset(_) => Reason::OldOpset,
         ImportError::Tensor { source, .. } => of_tensor(source),
-        ImportError::ValuesNeeded { .. } => Reason::DataDependentShape,
+        ImportError::ValuesNeeded { what: "a shape", .. } => Reason::DataDependentShape,
+        ImportError::ValuesNeeded { .. } => Reason::ControlFlow,
         ImportError::Node { source, .. } => of_node(source),
         ImportError::IntegerRange { .. } => Reason::IntegerRange,
         _ => Reason::Other,
-    })
+    }
 }
 
 fn of_kind(kind: &ValueKind) -> Option<Reason> {
@@ -170,7 +172,10 @@ fn of_node(error: &OpError) -> Reason {
         OpError::Unsupported { .. } => Reason::Form,
         OpError::Random { .. } => Reason::RandomNumbers,
         OpError::NotStatic { .. } => Reason::DataDependentShape,
+        OpError::Undecided { .. } => Reason::ControlFlow,
+        OpError::Limit { .. } => Reason::TooLarge,
         OpError::Tensor(source) => of_tensor(source),
+        OpError::Inner(source) => of_import(source, &Outline::default()),
         _ => Reason::Other,
     }
 }

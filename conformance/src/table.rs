@@ -65,7 +65,7 @@ fn by_operator(report: &Report) -> BTreeMap<&str, Vec<&Outcome>> {
 }
 
 /// `docs/COVERAGE.md`. `imported` are the operators that the import has a rule for.
-pub fn markdown(report: &Report, imported: &[String]) -> String {
+pub fn markdown(report: &Report, imported: &BTreeSet<String>) -> String {
     let mut out = String::from(INTRODUCTION);
     out.push_str("\n## Summary\n\n");
     out.push_str(&summary(report));

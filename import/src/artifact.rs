@@ -17,17 +17,16 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ArtifactError, ImportError};
+use crate::limits::{Limit, Limits};
 use crate::model::{Model, ModelParameter};
 use crate::specialize::Bindings;
-use crate::tensor::{TensorError, from_raw};
+use crate::tensor::{TensorError, from_raw, release};
 use crate::write::{ParameterData, WeightSource, rewritten, stored_type, write_weight};
 
 /// Version of the metadata below.
 const FORMAT: &str = "1";
 /// What the safetensors library accepts as a header.
 const MAX_HEADER: usize = 100_000_000;
-/// Bytes of a decompressed model structure: a bound on what a small file can claim.
-const MAX_STRUCTURE: u64 = 1 << 30;
 /// The header's entry that is no tensor.
 const METADATA: &str = "__metadata__";
 
@@ -37,6 +36,8 @@ mod key {
     pub const STRUCTURE: &str = "meganeura.structure";
     /// The outputs that the import kept, as a JSON list; absent if all.
     pub const OUTPUTS: &str = "meganeura.outputs";
+    /// Present if quantised weights were dequantised: the file holds them as floats.
+    pub const DEQUANTIZED: &str = "meganeura.dequantized";
     /// Default sizes, as JSON.
     pub const BINDINGS: &str = "meganeura.bindings";
     /// The file that was imported.
@@ -59,6 +60,8 @@ pub(crate) struct Artifact {
     map: Mmap,
     weights: HashMap<String, (TensorType, Range<usize>)>,
     pub outputs: Option<Vec<String>>,
+    /// Quantised weights of the ONNX file are floats here.
+    pub dequantized: bool,
     pub bindings: Bindings,
     pub source: Option<String>,
 }
@@ -71,7 +74,7 @@ pub(crate) fn is_safetensors(bytes: &[u8]) -> bool {
 
 impl Artifact {
     /// Opens a mapped artifact. Also returns the structure: a serialised `ModelProto`.
-    pub fn open(map: Mmap) -> Result<(Artifact, Vec<u8>), ArtifactError> {
+    pub fn open(map: Mmap, limits: &Limits) -> Result<(Artifact, Vec<u8>), ArtifactError> {
         let (header, metadata) = SafeTensors::read_metadata(&map)?;
         let empty = HashMap::new();
         let entries = metadata.metadata().as_ref().unwrap_or(&empty);
@@ -80,12 +83,13 @@ impl Artifact {
             Some(FORMAT) => {}
             found => return Err(ArtifactError::Format { found: found.unwrap_or("unknown").to_owned(), expected: FORMAT }),
         }
-        let structure = decompress(encoded)?;
+        let structure = decompress(encoded, limits)?;
         let parse = |key: &str| entries.get(key).map(String::as_str);
         let json = |e: serde_json::Error| ArtifactError::Structure(e.to_string());
         let outputs = parse(key::OUTPUTS).map(serde_json::from_str).transpose().map_err(json)?;
         let bindings = parse(key::BINDINGS).map(serde_json::from_str).transpose().map_err(json)?.unwrap_or_default();
         let source = parse(key::SOURCE).map(str::to_owned);
+        let dequantized = parse(key::DEQUANTIZED).is_some();
 
         // `read_metadata` has checked that the tensors fill the file without gaps.
         let data = 8 + header;
@@ -95,30 +99,46 @@ impl Artifact {
             let range = data + info.data_offsets.0..data + info.data_offsets.1;
             weights.insert(name, (TensorType::new(*dtype, info.shape.as_slice()), range));
         }
-        Ok((Artifact { map, weights, outputs, bindings, source }, structure))
+        Ok((Artifact { map, weights, outputs, dequantized, bindings, source }, structure))
+    }
+
+    pub fn holds(&self, name: &str) -> bool {
+        self.weights.contains_key(name)
+    }
+
+    /// A tensor by its name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor> {
+        let (ty, range) = self.weights.get(name)?;
+        from_raw(ty.clone(), self.map.get(range.clone())?).ok()
     }
 
     /// The stored value of a parameter.
-    pub fn read(&self, name: &str, parameter: &ModelParameter) -> Result<Tensor, TensorError> {
-        let (ty, range) = self.weights.get(name).ok_or(TensorError::NotInArtifact)?;
+    pub fn read(&self, parameter: &ModelParameter) -> Result<Tensor, TensorError> {
+        let bytes = self.bytes(parameter)?;
+        let tensor = from_raw(stored_type(parameter), bytes);
+        release(&self.map, bytes);
+        tensor
+    }
+
+    /// The elements of a parameter as they lie in the file.
+    pub fn bytes(&self, parameter: &ModelParameter) -> Result<&[u8], TensorError> {
+        let (ty, range) = self.weights.get(&parameter.name).ok_or(TensorError::NotInArtifact)?;
         let expected = stored_type(parameter);
-        let bytes = self.map.get(range.clone()).ok_or(TensorError::OutOfFile)?;
         if *ty != expected {
             return Err(TensorError::Type { found: ty.clone(), expected });
         }
-        from_raw(expected, bytes)
+        self.map.get(range.clone()).ok_or(TensorError::OutOfFile)
     }
 }
 
-fn decompress(encoded: &str) -> Result<Vec<u8>, ArtifactError> {
+fn decompress(encoded: &str, limits: &Limits) -> Result<Vec<u8>, ArtifactError> {
+    let most = limits.get(Limit::StructureBytes);
     let damaged = |e: &dyn std::fmt::Display| ArtifactError::Structure(e.to_string());
     let compressed = BASE64.decode(encoded).map_err(|e| damaged(&e))?;
     let mut structure = Vec::new();
-    let mut decoder = ZlibDecoder::new(compressed.as_slice()).take(MAX_STRUCTURE + 1);
+    let mut decoder = ZlibDecoder::new(compressed.as_slice()).take(most.saturating_add(1));
     decoder.read_to_end(&mut structure).map_err(|e| damaged(&e))?;
-    if structure.len() as u64 > MAX_STRUCTURE {
-        return Err(damaged(&"it is larger than a model can be"));
-    }
+    limits.check(Limit::StructureBytes, structure.len() as u64).map_err(|e| damaged(&e))?;
     Ok(structure)
 }
 
@@ -172,6 +192,9 @@ fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
     }
     if let Some(outputs) = model.kept_outputs() {
         set(key::OUTPUTS, json!(outputs).to_string());
+    }
+    if model.dequantized().next().is_some() {
+        set(key::DEQUANTIZED, "true".to_owned());
     }
     if *model.bindings() != Bindings::default() {
         set(key::BINDINGS, json!(model.bindings()).to_string());

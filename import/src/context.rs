@@ -5,12 +5,14 @@ use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
 use crate::proto::attribute_proto::AttributeType;
-use crate::proto::{AttributeProto, NodeProto};
+use crate::proto::{AttributeProto, NodeProto, TypeProto};
 use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
 
 use crate::error::OpError;
 use crate::fold::Folder;
+use crate::narrow::Narrow;
 use crate::tensor::Storage;
+use crate::value::Value;
 
 /// Sizes, strides, pads and the like are below this, so that index arithmetic cannot overflow.
 const MAX_EXTENT: i64 = 1 << 31;
@@ -25,11 +27,23 @@ pub(crate) struct Context<'a> {
     node: &'a NodeProto,
     /// Version of the node's operator set.
     pub opset: i64,
-    inputs: Vec<Option<NodeId>>,
+    inputs: Vec<Option<Value>>,
     /// By output position: whether anything reads it.
     wanted: Vec<bool>,
+    /// By operand position: the element type that a wider dtype holds.
+    narrow: Vec<Option<Narrow>>,
+    narrow_result: Option<Narrow>,
     read: RefCell<HashSet<&'a str>>,
     notes: Vec<&'static str>,
+}
+
+/// What a rule says besides its results.
+pub(crate) struct Remarks {
+    /// Attributes that it did not read.
+    pub unread: Vec<String>,
+    pub notes: Vec<&'static str>,
+    /// The element type of result 0, where a wider dtype holds it.
+    pub narrow: Option<Narrow>,
 }
 
 impl Deref for Context<'_> {
@@ -51,17 +65,19 @@ impl<'a> Context<'a> {
         storage: &'a Storage,
         node: &'a NodeProto,
         opset: i64,
-        inputs: Vec<Option<NodeId>>,
+        inputs: Vec<Option<Value>>,
         wanted: Vec<bool>,
+        narrow: Vec<Option<Narrow>>,
     ) -> Self {
-        Context { folder, storage, node, opset, inputs, wanted, read: RefCell::default(), notes: Vec::new() }
+        let (narrow_result, read, notes) = (None, RefCell::default(), Vec::new());
+        Context { folder, storage, node, opset, inputs, wanted, narrow, narrow_result, read, notes }
     }
 
-    /// Attributes that the rule did not read, and what it noted.
-    pub fn finish(self) -> (Vec<String>, Vec<&'static str>) {
+    /// What the rule said besides its results.
+    pub fn finish(self) -> Remarks {
         let read = self.read.into_inner();
         let unread = self.node.attribute.iter().map(|a| a.name.as_str()).filter(|name| !read.contains(name));
-        (unread.map(str::to_owned).collect(), self.notes)
+        Remarks { unread: unread.map(str::to_owned).collect(), notes: self.notes, narrow: self.narrow_result }
     }
 
     /// Warns about something in this node.
@@ -80,6 +96,11 @@ impl<'a> Context<'a> {
         self.node.output.len()
     }
 
+    /// Whether the node names output `index`, read or not.
+    pub fn declares_output(&self, index: usize) -> bool {
+        self.node.output.get(index).is_some_and(|name| !name.is_empty())
+    }
+
     /// Whether anything reads output `index`.
     pub fn has_output(&self, index: usize) -> bool {
         self.wanted.get(index).copied().unwrap_or(false)
@@ -90,12 +111,27 @@ impl<'a> Context<'a> {
     }
 
     pub fn optional(&self, index: usize) -> Option<NodeId> {
-        self.inputs.get(index).copied().flatten()
+        self.value(index).and_then(Value::tensor)
+    }
+
+    /// Operand `index`, of any kind. Rules that do not take values see tensors only.
+    pub fn value(&self, index: usize) -> Option<&Value> {
+        self.inputs.get(index)?.as_ref()
     }
 
     /// All operands; none may be absent.
     pub fn all_inputs(&self) -> Result<Vec<NodeId>, OpError> {
         (0..self.input_count()).map(|i| self.input(i)).collect()
+    }
+
+    /// The element type of operand `index`, where a wider dtype holds it.
+    pub fn narrow(&self, index: usize) -> Option<Narrow> {
+        self.narrow.get(index).copied().flatten()
+    }
+
+    /// Declares the element type of result 0, where a wider dtype holds it.
+    pub fn set_narrow(&mut self, narrow: Option<Narrow>) {
+        self.narrow_result = narrow;
     }
 
     pub fn shape(&self, node: NodeId) -> Shape {
@@ -169,6 +205,11 @@ impl<'a> Context<'a> {
         Ok(Some(attribute))
     }
 
+    /// Whether the node has an attribute of this name, of any type.
+    pub fn has_attribute(&self, name: &str) -> bool {
+        self.node.attribute.iter().any(|a| a.name == name)
+    }
+
     /// Declares that attributes are known and make no difference here.
     pub fn ignore(&self, names: &[&str]) {
         for attribute in self.node.attribute.iter().filter(|a| names.contains(&a.name.as_str())) {
@@ -204,9 +245,23 @@ impl<'a> Context<'a> {
         Ok(self.attribute(name, &[AttributeType::Ints], "list of integers")?.map(|a| a.ints.as_slice()))
     }
 
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>, OpError> {
+        let expected = "list of UTF-8 strings";
+        let Some(attribute) = self.attribute(name, &[AttributeType::Strings], expected)? else { return Ok(None) };
+        let strings = attribute.strings.iter().map(|s| std::str::from_utf8(s)).collect::<Result<_, _>>();
+        strings.map(Some).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected })
+    }
+
     pub fn string_or(&self, name: &str, default: &'a str) -> Result<&'a str, OpError> {
         let Some(attribute) = self.attribute(name, &[AttributeType::String], "string")? else { return Ok(default) };
         std::str::from_utf8(&attribute.s).map_err(|_| OpError::AttributeType { name: name.to_owned(), expected: "UTF-8 string" })
+    }
+
+    /// A string attribute whose values are a closed list.
+    pub fn choice<T: Copy>(&self, name: &'static str, default: &'a str, values: &[(&str, T)]) -> Result<T, OpError> {
+        let value = self.string_or(name, default)?;
+        let error = || OpError::Attribute { name, value: value.to_owned(), reason: "the standard knows no such value" };
+        values.iter().find(|(known, _)| *known == value).map(|(_, meaning)| *meaning).ok_or_else(error)
     }
 
     /// A tensor attribute, in the dtype of the file.
@@ -239,6 +294,11 @@ impl<'a> Context<'a> {
             return Err(error("the values are too large"));
         }
         Ok((0..count).map(|a| (values[a] as isize, values[count + a] as isize)).collect())
+    }
+
+    /// A type attribute.
+    pub fn type_proto(&self, name: &str) -> Result<Option<&'a TypeProto>, OpError> {
+        Ok(self.attribute(name, &[AttributeType::TypeProto], "type")?.and_then(|a| a.tp.as_ref()))
     }
 
     // Axes and shapes.

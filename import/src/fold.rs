@@ -3,18 +3,23 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use meganeura_ir::{Graph, GraphError, NodeId, Op, Shape, Tensor, interpreter};
+use meganeura_ir::{Graph, GraphError, NodeId, Op, Shape, Tensor, TensorType, interpreter};
 
 /// Constants of at most this many elements fold: larger float tables stay expressions, which kernels compute as they go.
 const MAX_FLOAT_ELEMENTS: usize = 1 << 12;
 /// As [`MAX_FLOAT_ELEMENTS`], for integers and booleans, which may decide shapes.
 const MAX_INTEGER_ELEMENTS: usize = 1 << 20;
 
+/// Elements that folding reads and writes in one specialisation; what comes after stays in the graph. Loops that are unrolled could
+/// otherwise take any time and memory.
+const MAX_WORK: usize = 1 << 27;
+
 /// A graph under construction, and the values of its nodes that are known.
 #[derive(Default)]
 pub(crate) struct Folder {
     pub graph: Graph,
     known: HashMap<NodeId, Arc<Tensor>>,
+    work: usize,
 }
 
 impl Folder {
@@ -37,6 +42,10 @@ impl Folder {
                 Op::Input(_) | Op::Parameter(_) => return None,
                 _ if n.ty.shape.numel() > limit => return None,
                 op => {
+                    self.work = self.work.saturating_add(work(op, &n.ty, &operands));
+                    if self.work > MAX_WORK {
+                        return None;
+                    }
                     let operands: Vec<&Tensor> = operands.iter().map(Arc::as_ref).collect();
                     Arc::new(interpreter::fold(op, &operands).ok()?)
                 }
@@ -65,7 +74,7 @@ impl Folder {
         };
         let constant = match uniform {
             Some(bytes) => {
-                let ty = meganeura_ir::TensorType::new(value.dtype(), Shape::scalar());
+                let ty = TensorType::new(value.dtype(), Shape::scalar());
                 match Tensor::from_bytes(ty, bytes) {
                     Ok(scalar) => {
                         let scalar = self.constant(scalar)?;
@@ -79,4 +88,15 @@ impl Folder {
         self.known.insert(constant, value);
         Ok(constant)
     }
+}
+
+/// Elements that the evaluation of an op reads and writes, about.
+fn work(op: &Op, result: &TensorType, operands: &[Arc<Tensor>]) -> usize {
+    let read = operands.iter().map(|o| o.shape().numel());
+    let each = match op {
+        Op::Dot(dims) => dims.rhs_contract.iter().map(|&axis| operands[1].shape()[axis]).product(),
+        Op::Conv(_) => operands[1].shape().numel(),
+        _ => 1,
+    };
+    result.shape.numel().saturating_mul(each).saturating_add(read.sum())
 }

@@ -1,24 +1,36 @@
 //! [`Model`]: a checked ONNX model whose sizes may still be symbolic.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
-use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto};
+use crate::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto,
+};
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
 
 use crate::artifact::{self, Artifact};
-use crate::check;
-use crate::error::{ImportError, UnsupportedOp, Warning, qualified};
+use crate::buffers;
+use crate::check::{self, Stored};
+use crate::dequantize::{self, Dequantized};
+use crate::dims::Expr;
+use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualified};
+use crate::flatten::{Flattened, flatten};
+use crate::limits::Limits;
 use crate::ops;
 use crate::roles;
+use crate::schema;
+use crate::sparse;
 use crate::specialize::Bindings;
-use crate::tensor::{self, Bytes, Storage, TensorError};
-use crate::wire;
+use crate::tensor::{self, Bytes, Storage};
+use crate::wire::{self, Locator};
+use crate::write::stored_type;
 
 /// The newest opset and IR version whose operators this crate was written against.
 const NEWEST_OPSET: i64 = 27;
+const OLDEST_OPSET: i64 = 7;
 const NEWEST_IR_VERSION: i64 = 13;
 
 /// What to import.
@@ -26,14 +38,29 @@ const NEWEST_IR_VERSION: i64 = 13;
 pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
+    pub limits: Limits,
+    /// Quantised weights become float parameters, which can train: initializers of integers or of narrow floats, where
+    /// `DequantizeLinear`, or `Cast`, `Sub` and `Mul`, make floats of them. Otherwise they stay constants, and run as written.
+    pub dequantize: bool,
 }
 
 /// A size of an input or output.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dim {
     Fixed(usize),
-    /// Bound by [`Bindings`](crate::Bindings). A size without a name in the file is called `input.axis`.
+    /// Bound by [`Bindings`](crate::Bindings): a name, or an expression of names such as `2*s0`. A size without a name in the
+    /// file is called `input.axis`.
     Symbol(String),
+}
+
+impl Dim {
+    /// The size, where `sizes` has a value for every name in it.
+    pub fn size(&self, sizes: &BTreeMap<String, usize>) -> Option<usize> {
+        match self {
+            Dim::Fixed(size) => Some(*size),
+            Dim::Symbol(text) => sizes.get(text).copied().or_else(|| Expr::parse(text).size(sizes)),
+        }
+    }
 }
 
 impl std::fmt::Display for Dim {
@@ -80,28 +107,26 @@ pub struct ModelParameter {
     pub reason: &'static str,
 }
 
-/// Where the data of a parameter is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ParameterSource {
-    Initializer(usize),
-    /// The tensor attribute of a Constant node.
-    Constant {
-        node: usize,
-        attribute: usize,
-    },
-}
-
 /// Versions of the operator sets that a model imports, by domain; the standard domain is the empty one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    pub fn new(proto: &ModelProto) -> Self {
-        Opsets(proto.opset_import.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect())
-    }
-
-    pub fn into_inner(self) -> BTreeMap<String, i64> {
-        self.0
+    /// # Errors
+    /// A version below 1, or two versions of one operator set.
+    pub fn new(imports: &[OperatorSetIdProto]) -> Result<Self, StructureError> {
+        let mut versions = BTreeMap::new();
+        for import in imports {
+            let (domain, version) = (canonical_domain(&import.domain).to_owned(), import.version);
+            if version < 1 {
+                return Err(StructureError::OpsetVersion { domain, version });
+            }
+            let first = *versions.entry(domain.clone()).or_insert(version);
+            if first != version {
+                return Err(StructureError::OpsetTwice { domain, first, second: version });
+            }
+        }
+        Ok(Opsets(versions))
     }
 
     pub fn get(&self, domain: &str) -> Option<i64> {
@@ -123,16 +148,19 @@ pub struct Model {
     artifact: Option<Artifact>,
     /// The serialised model with locators instead of raw data; see [`wire::skeleton`].
     pub(crate) skeleton: Vec<u8>,
+    /// Without functions, and without nodes that the kept outputs do not need.
     pub(crate) graph: GraphProto,
     producer: String,
-    pub(crate) opsets: Opsets,
-    /// Nodes that the kept outputs need, in order.
-    pub(crate) live: Vec<usize>,
     inputs: Vec<ModelInput>,
     outputs: Vec<ModelOutput>,
     parameters: Vec<ModelParameter>,
-    sources: Vec<ParameterSource>,
+    /// Where the data of each parameter is.
+    stored: Vec<TensorProto>,
+    /// Parameters by their ordinal among the tensors of the file.
+    by_ordinal: HashMap<u64, usize>,
     by_name: HashMap<String, usize>,
+    /// How parameters get their values that the file holds as integers.
+    dequantized: BTreeMap<String, Dequantized>,
     kept_outputs: Option<Vec<String>>,
     bindings: Bindings,
     source: Option<String>,
@@ -157,22 +185,32 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &ImportOptions) -> Result<Model, ImportError> {
         let path = path.as_ref();
         let io = |source| ImportError::Io { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(io)?.len() == 0 {
+        // Opening a pipe would wait for who writes it.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(ImportError::NoFile);
+        }
+        let file = File::open(path).map_err(io)?;
+        let map = tensor::map_file(&file).map_err(io)?;
+        if map.is_empty() {
             return Err(ImportError::Empty);
         }
-        let map = tensor::map_file(path).map_err(io)?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
         };
         if artifact::is_safetensors(&map) {
-            let (artifact, structure) = Artifact::open(map)?;
-            let options = ImportOptions { outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()) };
+            let (artifact, structure) = Artifact::open(map, &options.limits)?;
+            let options = ImportOptions {
+                outputs: options.outputs.clone().or_else(|| artifact.outputs.clone()),
+                dequantize: options.dequantize || artifact.dequantized,
+                limits: options.limits.clone(),
+            };
+            let storage = Storage::new(Bytes::Owned(structure), folder, &options.limits);
             let source = artifact.source.clone();
-            return Self::build(Storage::new(Bytes::Owned(structure), folder), Some(artifact), source, &options);
+            return Self::build(storage, Some(artifact), source, &options);
         }
         let source = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Self::build(Storage::new(Bytes::Mapped(map), folder), None, source, options)
+        Self::build(Storage::new(Bytes::Mapped(map), folder, &options.limits), None, source, options)
     }
 
     /// As [`Model::open_with`], for the bytes of an `.onnx` file without external data.
@@ -183,53 +221,82 @@ impl Model {
         if bytes.is_empty() {
             return Err(ImportError::Empty);
         }
-        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from(".")), None, None, options)
+        Self::build(Storage::new(Bytes::Owned(bytes), PathBuf::from("."), &options.limits), None, None, options)
     }
 
     fn build(
-        storage: Storage,
+        mut storage: Storage,
         artifact: Option<Artifact>,
         source: Option<String>,
         options: &ImportOptions,
     ) -> Result<Model, ImportError> {
-        let skeleton = wire::skeleton(storage.main.as_slice())?;
+        schema::scan(storage.model(), &options.limits)?;
+        let mut skeleton = wire::skeleton(storage.model())?;
         let mut proto = ModelProto::decode(skeleton.as_slice())?;
-        let graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
-        let opsets = Opsets::new(&proto);
+        let mut graph = proto.graph.take().ok_or(ImportError::NoGraph)?;
+        let opsets = Opsets::new(&proto.opset_import)?;
         let mut warnings = check_versions(&proto, &opsets)?;
-        check::structure(&graph)?;
+        check::infer_types(&mut graph.node);
+        check::structure(&graph, &proto.functions, &opsets, &options.limits)?;
+        if !graph.sparse_initializer.is_empty() {
+            sparse::densify(&mut graph, &mut storage, &options.limits)?;
+            proto.graph = Some(graph);
+            skeleton = proto.encode_to_vec();
+            graph = proto.graph.take().unwrap_or_default();
+        }
+        let Flattened { mut graph, function_tensors } = flatten(graph, &proto.functions, &opsets)?;
 
+        let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { BTreeMap::new() };
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
-        let live = live_nodes(&graph, outputs.iter().map(|o| o.name.as_str()));
-        let unsupported = unsupported_ops(&graph, &live, &opsets);
-        if !unsupported.is_empty() {
-            return Err(ImportError::UnsupportedOps(unsupported));
+        prune(&mut graph, &mut outputs.iter().map(|o| o.name.clone()).collect());
+        if !unsupported_ops(&graph, Branches::Skip).is_empty() {
+            return Err(ImportError::UnsupportedOps(unsupported_ops(&graph, Branches::List)));
         }
         let mut op_counts = BTreeMap::new();
-        for &n in &live {
-            *op_counts.entry(qualified(canonical_domain(&graph.node[n].domain), &graph.node[n].op_type)).or_insert(0) += 1;
+        for node in graph.nodes() {
+            *op_counts.entry(qualified(canonical_domain(&node.domain), &node.op_type)).or_insert(0) += 1;
         }
 
-        let classified = roles::classify(&graph, &live, &outputs)?;
-        let inputs = model_inputs(&graph, &live, &outputs, options.outputs.is_some())?;
-        warnings.extend(roles::warnings(&classified, &inputs));
+        let judge = |parameter: &ModelParameter, proto: &TensorProto| {
+            let ty = stored_type(parameter);
+            match &artifact {
+                Some(artifact) => buffers::recognise(&ty, artifact.bytes(parameter).ok()?),
+                None => storage.peek(proto, |bytes| buffers::recognise(&ty, bytes))?,
+            }
+        };
+        let classified = roles::classify(&graph, &outputs, &function_tensors, &judge)?;
+        let inputs = model_inputs(&graph, &outputs, options.outputs.is_some())?;
+        warnings.extend(roles::warnings(&graph, &classified, &inputs));
         let by_name = classified.iter().enumerate().map(|(i, (p, _))| (p.name.clone(), i)).collect();
-        let (parameters, sources) = classified.into_iter().unzip();
+        let by_ordinal = classified.iter().enumerate().map(|(i, (_, ordinal))| (*ordinal, i)).collect();
+        let parameters: Vec<ModelParameter> = classified.into_iter().map(|(parameter, _)| parameter).collect();
+        let mut stored = vec![TensorProto::default(); parameters.len()];
+        take_parameters(&mut graph, &by_ordinal, &mut stored);
+        let data = Stored {
+            graph: &graph,
+            parameters: &parameters,
+            stored: &stored,
+            dequantized: &dequantized,
+            storage: &storage,
+            artifact: artifact.as_ref(),
+        };
+        data.check(&read_values(&graph, &outputs))?;
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
         let bindings = artifact.as_ref().map(|a| a.bindings.clone()).unwrap_or_default();
+        storage.release();
         Ok(Model {
             storage,
             artifact,
             skeleton,
             graph,
             producer,
-            opsets,
-            live,
             inputs,
             outputs,
             parameters,
-            sources,
+            stored,
+            by_ordinal,
             by_name,
+            dequantized,
             kept_outputs: options.outputs.clone(),
             bindings,
             source,
@@ -289,49 +356,39 @@ impl Model {
         self.bindings = bindings;
     }
 
-    /// The value of a parameter in the file, in the dtype of the file.
+    /// Parameters that the ONNX file holds as integers or narrow floats.
+    pub fn dequantized(&self) -> impl Iterator<Item = &str> {
+        self.dequantized.keys().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
+    }
+
+    /// The value of a parameter in the file, in the dtype of the file; of a dequantised one, in f32.
     ///
     /// # Errors
     /// If the model has no such parameter, or if its data is damaged, missing, or outside the model's folder.
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
+        let stored_as_floats = self.artifact.as_ref().is_some_and(|artifact| artifact.dequantized);
+        if let (Some(recipe), false) = (self.dequantized.get(name), stored_as_floats) {
+            let in_artifact = |name: &str| self.artifact.as_ref().and_then(|artifact| artifact.tensor(name));
+            let read = |proto: &TensorProto| in_artifact(&proto.name).map_or_else(|| self.storage.read(proto), Ok);
+            return recipe.value(&self.storage, &self.parameters[index].shape, read);
+        }
         let read = match &self.artifact {
-            Some(artifact) => artifact.read(name, &self.parameters[index]),
-            None => self.parameter_proto(index).ok_or(TensorError::OutOfFile).and_then(|proto| self.storage.read(proto)),
+            Some(artifact) => artifact.read(&self.parameters[index]),
+            None => self.storage.read(&self.stored[index]),
         };
         read.map_err(|source| ImportError::Tensor { name: name.to_owned(), source })
     }
 
-    fn parameter_proto(&self, index: usize) -> Option<&TensorProto> {
-        match self.sources[index] {
-            ParameterSource::Initializer(i) => self.graph.initializer.get(i),
-            ParameterSource::Constant { node, attribute } => self.graph.node.get(node)?.attribute.get(attribute)?.t.as_ref(),
-        }
+    /// The parameter whose data is the tensor of this ordinal in the file.
+    pub(crate) fn stored_parameter(&self, ordinal: u64) -> Option<&ModelParameter> {
+        self.parameters.get(self.parameter_index(ordinal)?)
     }
 
-    /// Groups of parameters with equal type and content, of more than one axis: copies of one weight that the exporter made, or
-    /// weights that were initialised alike. Reads every weight.
-    ///
-    /// # Errors
-    /// As [`Model::weight`].
-    pub fn tied_copies(&self) -> Result<Vec<Vec<String>>, ImportError> {
-        let mut groups: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
-        for (i, p) in self.parameters.iter().enumerate() {
-            if p.shape.rank() > 1 {
-                groups.entry((p.shape.numel(), hash(&self.weight(&p.name)?))).or_default().push(i);
-            }
-        }
-        let mut tied: Vec<Vec<usize>> = groups.into_values().filter(|g| g.len() > 1).collect();
-        tied.sort();
-        Ok(tied.into_iter().map(|g| g.into_iter().map(|i| self.parameters[i].name.clone()).collect()).collect())
+    /// As [`Model::stored_parameter`], its position among the parameters.
+    pub(crate) fn parameter_index(&self, ordinal: u64) -> Option<usize> {
+        self.by_ordinal.get(&ordinal).copied()
     }
-}
-
-fn hash(tensor: &Tensor) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    tensor.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, ImportError> {
@@ -339,10 +396,9 @@ fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, I
     if proto.opset_import.is_empty() {
         return Err(ImportError::NoOpset);
     }
-    match opsets.get("") {
-        Some(found) if found < 7 => return Err(ImportError::Opset(found)),
-        Some(found) if found > NEWEST_OPSET => warnings.push(Warning::Opset { found, newest: NEWEST_OPSET }),
-        _ => {}
+    check_opset(opsets)?;
+    if let Some(found) = opsets.get("").filter(|found| *found > NEWEST_OPSET) {
+        warnings.push(Warning::Opset { found, newest: NEWEST_OPSET });
     }
     match proto.ir_version {
         found if found < 3 => return Err(ImportError::IrVersion(found)),
@@ -350,6 +406,14 @@ fn check_versions(proto: &ModelProto, opsets: &Opsets) -> Result<Vec<Warning>, I
         _ => {}
     }
     Ok(warnings)
+}
+
+/// Checks the version of the standard operators, of the model or of a function.
+pub(crate) fn check_opset(opsets: &Opsets) -> Result<(), ImportError> {
+    match opsets.get("") {
+        Some(found) if found < OLDEST_OPSET => Err(ImportError::Opset(found)),
+        _ => Ok(()),
+    }
 }
 
 /// A node in messages: its name, or what it computes.
@@ -378,61 +442,110 @@ fn select_outputs(graph: &GraphProto, wanted: Option<&[String]>) -> Result<Vec<M
     Ok(selected)
 }
 
-fn live_nodes<'a>(graph: &'a GraphProto, outputs: impl Iterator<Item = &'a str>) -> Vec<usize> {
-    let mut needed: HashSet<&str> = outputs.collect();
-    let mut live = Vec::new();
-    for (index, node) in graph.node.iter().enumerate().rev() {
-        if node.output.iter().any(|o| needed.contains(o.as_str())) {
-            needed.extend(node.input.iter().filter(|i| !i.is_empty()).map(String::as_str));
-            live.push(index);
-        }
-    }
-    live.reverse();
-    live
-}
-
-fn unsupported_ops(graph: &GraphProto, live: &[usize], opsets: &Opsets) -> Vec<UnsupportedOp> {
-    let mut found: BTreeMap<(&str, &str), UnsupportedOp> = BTreeMap::new();
-    for &n in live {
-        let node = &graph.node[n];
-        let domain = canonical_domain(&node.domain);
-        let opset = opsets.get(domain);
-        if opset.is_some() && ops::find(domain, &node.op_type).is_some() {
+/// Removes nodes, also those of bodies, on which no needed value depends. `needed` becomes all values that are read.
+fn prune(graph: &mut GraphProto, needed: &mut HashSet<String>) {
+    let mut kept = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node).into_iter().rev() {
+        if !node.output.iter().any(|o| needed.contains(o.as_str())) {
             continue;
         }
-        let entry = found.entry((domain, &node.op_type)).or_insert_with(|| UnsupportedOp {
-            domain: domain.to_owned(),
-            op: node.op_type.clone(),
-            opset,
-            node: node_label(node),
-            count: 0,
-        });
-        entry.count += 1;
+        for body in node.attribute.iter_mut().filter_map(|a| a.g.as_mut()) {
+            needed.extend(body.output.iter().map(|o| o.name.clone()));
+            prune(body, needed);
+        }
+        needed.extend(node.input.iter().filter(|i| !i.is_empty()).cloned());
+        kept.push(node);
     }
+    kept.reverse();
+    graph.node = kept;
+}
+
+/// Whether the branches of `If` count. Which of them runs is known when the model is specialised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Branches {
+    List,
+    Skip,
+}
+
+/// Operators without a rule here.
+pub(crate) fn unsupported_ops(graph: &GraphProto, branches: Branches) -> Vec<UnsupportedOp> {
+    fn collect(graph: &GraphProto, branches: Branches, found: &mut BTreeMap<(String, String), UnsupportedOp>) {
+        for node in &graph.node {
+            let domain = canonical_domain(&node.domain);
+            if node.opset.is_none() || ops::find(domain, &node.op_type).is_none() {
+                let entry = found.entry((domain.to_owned(), node.op_type.clone())).or_insert_with(|| UnsupportedOp {
+                    domain: domain.to_owned(),
+                    op: node.op_type.clone(),
+                    opset: node.opset,
+                    node: node_label(node),
+                    count: 0,
+                });
+                entry.count += 1;
+            }
+            if branches == Branches::List || node.op_type != "If" {
+                node.bodies().for_each(|(_, body)| collect(body, branches, found));
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    collect(graph, branches, &mut found);
     found.into_values().collect()
 }
 
+/// Moves the tensors of parameters from the graph to `stored`. A locator stays, by which the parameter is found.
+fn take_parameters(graph: &mut GraphProto, by_ordinal: &HashMap<u64, usize>, stored: &mut [TensorProto]) {
+    let take = |tensor: &mut TensorProto, stored: &mut [TensorProto]| {
+        let ordinal = Locator::from_bytes(&tensor.raw_data).map(|locator| locator.ordinal);
+        if let Some(&parameter) = ordinal.and_then(|ordinal| by_ordinal.get(&ordinal)) {
+            let (name, raw_data) = (tensor.name.clone(), tensor.raw_data.clone());
+            stored[parameter] = std::mem::replace(tensor, TensorProto { name, raw_data, ..TensorProto::default() });
+        }
+    };
+    graph.initializer.iter_mut().for_each(|tensor| take(tensor, stored));
+    for attribute in graph.node.iter_mut().flat_map(|n| &mut n.attribute) {
+        if let Some(tensor) = &mut attribute.t {
+            take(tensor, stored);
+        }
+        if let Some(body) = &mut attribute.g {
+            take_parameters(body, by_ordinal, stored);
+        }
+    }
+}
+
 /// `only_needed`: inputs that nothing reads are left out.
-fn model_inputs(
-    graph: &GraphProto,
-    live: &[usize],
-    outputs: &[ModelOutput],
-    only_needed: bool,
-) -> Result<Vec<ModelInput>, ImportError> {
+fn model_inputs(graph: &GraphProto, outputs: &[ModelOutput], only_needed: bool) -> Result<Vec<ModelInput>, ImportError> {
     let initializers: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-    let mut needed: HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
-    needed.extend(live.iter().flat_map(|&n| &graph.node[n].input).map(String::as_str));
+    let needed = read_values(graph, outputs);
     let supplied = graph.input.iter().filter(|i| !initializers.contains(i.name.as_str()));
     supplied.filter(|i| !only_needed || needed.contains(i.name.as_str())).map(model_input).collect()
 }
 
+/// Values that nodes, bodies or outputs read.
+pub(crate) fn read_values<'a>(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> HashSet<&'a str> {
+    let mut read: HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
+    read.extend(graph.nodes().into_iter().flat_map(|n| &n.input).map(String::as_str));
+    read.extend(graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| o.name.as_str()));
+    read
+}
+
 fn model_input(info: &ValueInfoProto) -> Result<ModelInput, ImportError> {
     let refuse = |found: String| ImportError::InputType { name: info.name.clone(), found };
-    let Some(TypeValue::TensorType(ty)) = info.r#type.as_ref().and_then(|t| t.value.as_ref()) else {
-        return Err(refuse("no tensor".to_owned()));
+    let ty = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+        Some(TypeValue::TensorType(ty)) => ty,
+        Some(TypeValue::SequenceType(_)) => return Err(refuse("a sequence".to_owned())),
+        Some(TypeValue::OptionalType(_)) => return Err(refuse("an optional value".to_owned())),
+        Some(TypeValue::MapType(_)) => return Err(refuse("a map".to_owned())),
+        Some(TypeValue::SparseTensorType(_)) => return Err(refuse("a sparse tensor".to_owned())),
+        None => return Err(refuse("of no declared type".to_owned())),
     };
-    let dtype = tensor::dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
+    let dtype = tensor::held_dtype(ty.elem_type).map_err(|e| refuse(format!("a tensor whose {e}")))?;
     let dims = info.r#type.as_ref().and_then(|t| declared_dims(&info.name, t));
+    // Exporters write -1 for a size that they do not know.
+    let sizes = ty.shape.iter().flat_map(|s| &s.dim).map(|d| dim_value(d).filter(|&size| size >= 0).unwrap_or(1));
+    if ty.shape.iter().flat_map(|s| &s.dim).any(|d| dim_value(d).is_some_and(|size| size < -1)) {
+        return Err(refuse("a tensor of negative size".to_owned()));
+    }
+    tensor::checked_shape(&sizes.collect::<Vec<_>>()).map_err(|e| refuse(e.to_string()))?;
     Ok(ModelInput { name: info.name.clone(), dtype, ranked: dims.is_some(), dims: dims.unwrap_or_default() })
 }
 
@@ -441,9 +554,16 @@ fn model_output(info: &ValueInfoProto) -> ModelOutput {
     ModelOutput { name: info.name.clone(), dtype, dims }
 }
 
+fn dim_value(dim: &tensor_shape_proto::Dimension) -> Option<i64> {
+    match dim.value {
+        Some(tensor_shape_proto::dimension::Value::DimValue(size)) => Some(size),
+        _ => None,
+    }
+}
+
 pub(crate) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
     let TypeValue::TensorType(tensor) = ty.value.as_ref()? else { return None };
-    tensor::dtype(tensor.elem_type).ok()
+    tensor::held_dtype(tensor.elem_type).ok()
 }
 
 /// The declared sizes of the value `name`; unnamed ones are called `name.axis`.

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use prost::Message;
 
 use crate::error::{ImportError, qualified};
-use crate::model::{Opsets, canonical_domain};
-use crate::ops;
+use crate::model::canonical_domain;
 use crate::proto::tensor_proto::DataType;
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{ModelProto, TypeProto, ValueInfoProto};
@@ -49,7 +48,7 @@ impl Outline {
             operators: graph.node.iter().map(|n| qualified(canonical_domain(&n.domain), &n.op_type)).collect(),
             inputs: kinds(&graph.input),
             outputs: kinds(&graph.output),
-            opsets: Opsets::new(&proto).into_inner(),
+            opsets: proto.opset_import.iter().map(|o| (canonical_domain(&o.domain).to_owned(), o.version)).collect(),
         })
     }
 }
@@ -66,13 +65,6 @@ fn kind(ty: Option<&TypeProto>) -> ValueKind {
         Some(TypeValue::MapType(_)) => ValueKind::Map,
         None => ValueKind::Undeclared,
     }
-}
-
-/// Every operator that the import has a rule for, sorted: `Add`, or `com.microsoft::FusedMatMul`.
-pub fn operators() -> Vec<String> {
-    let mut names: Vec<String> = ops::table().map(|(domain, op)| qualified(domain, op)).collect();
-    names.sort_unstable();
-    names
 }
 
 #[cfg(test)]

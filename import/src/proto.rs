@@ -82,6 +82,42 @@ pub struct NodeProto {
     pub attribute: Vec<AttributeProto>,
     #[prost(string, tag = "6")]
     pub doc_string: String,
+    /// Not of the standard: the version of the operator set that the node is of, which `flatten` fills in.
+    #[prost(int64, optional, tag = "536870911")]
+    pub opset: Option<i64>,
+}
+
+impl NodeProto {
+    /// The bodies of the node, each with the name of its attribute.
+    pub fn bodies(&self) -> impl Iterator<Item = (&str, &GraphProto)> {
+        self.attribute.iter().filter_map(|a| Some((a.name.as_str(), a.g.as_ref()?)))
+    }
+}
+
+impl GraphProto {
+    /// This graph, and those inside it.
+    pub fn graphs(&self) -> Vec<&GraphProto> {
+        let mut graphs = vec![self];
+        let mut next = 0;
+        while let Some(&graph) = graphs.get(next) {
+            graphs.extend(graph.node.iter().flat_map(NodeProto::bodies).map(|(_, body)| body));
+            next += 1;
+        }
+        graphs
+    }
+
+    /// Every node, each before the nodes of its bodies.
+    pub fn nodes(&self) -> Vec<&NodeProto> {
+        fn collect<'a>(graph: &'a GraphProto, nodes: &mut Vec<&'a NodeProto>) {
+            for node in &graph.node {
+                nodes.push(node);
+                node.bodies().for_each(|(_, body)| collect(body, nodes));
+            }
+        }
+        let mut nodes = Vec::new();
+        collect(self, &mut nodes);
+        nodes
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -2,20 +2,26 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::proto::{GraphProto, NodeProto};
-use meganeura_ir::{DType, ParameterRole};
+use crate::proto::{GraphProto, NodeProto, TensorProto};
+use meganeura_ir::{DType, ParameterRole, TensorType};
 
 use crate::error::{ImportError, Warning};
-use crate::model::{ModelInput, ModelOutput, ModelParameter, ParameterSource, canonical_domain};
-use crate::ops;
-use crate::tensor::{self, TensorError};
+use crate::model::{Dim, ModelInput, ModelOutput, ModelParameter, canonical_domain};
+use crate::narrow::narrow;
+use crate::ops::{self, Rule};
+use crate::tensor;
+use crate::wire::Locator;
 
 /// A float tensor in a Constant node of at most this many elements and with a name that an exporter made up is a literal of the program.
 const LITERAL_ELEMENTS: usize = 16;
 
 /// Last parts of names that frameworks give to tensors which they store and never train.
-const BUFFER_NAMES: [&str; 8] =
-    ["running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos", "sin"];
+#[rustfmt::skip]
+const BUFFER_NAMES: [&str; 20] = [
+    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos",
+    "sin", "anchors", "anchor_grid", "attn_mask", "causal_mask", "masked_bias", "relative_coords_table", "pixel_mean", "pixel_std",
+    "forward_basis_buffer", "position_ids",
+];
 
 /// Marks in the names that exporters give to literals of the program: torch's two exporters and its tracer.
 const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "scalar_tensor_default"];
@@ -23,69 +29,77 @@ const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "s
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
 
-/// The parameters among the tensors that the live nodes or the outputs need, in file order: initializers, then Constant nodes.
+/// Names that torch's exporter gives, with a number, to weights that it transposed.
+const FOLDED_VIEWS: [&str; 3] = ["permute", "transpose", "t"];
+
+/// Judges a float tensor by its content: what it is, if it is no weight.
+pub(crate) type Judge<'a> = dyn Fn(&ModelParameter, &TensorProto) -> Option<&'static str> + 'a;
+
+/// The parameters among the tensors that the nodes or the outputs need, in file order: initializers, then Constant nodes, those of
+/// bodies after those around them. Each comes with its ordinal in the file. `function_tensors` names those that functions hold.
 pub(crate) fn classify(
     graph: &GraphProto,
-    live: &[usize],
     outputs: &[ModelOutput],
-) -> Result<Vec<(ModelParameter, ParameterSource)>, ImportError> {
-    let uses = Uses::new(graph, live, outputs);
+    function_tensors: &HashMap<u64, String>,
+    judge: &Judge,
+) -> Result<Vec<(ModelParameter, u64)>, ImportError> {
+    let uses = Uses::new(graph, outputs);
     let mut parameters = Vec::new();
-    for (index, proto) in graph.initializer.iter().enumerate() {
+    let mut ordinals = HashSet::new();
+    let mut push = |proto: &TensorProto, name: &str, ty: TensorType, (trainable, reason): (bool, &'static str)| {
+        let Some(ordinal) = ordinal(proto).filter(|ordinal| ordinals.insert(*ordinal)) else { return false };
+        let (role, stored_as) = (ParameterRole::Weight, function_tensors.get(&ordinal).map_or(name, String::as_str).to_owned());
+        let mut parameter = ModelParameter { name: stored_as, shape: ty.shape, stored: ty.dtype, role, trainable, reason };
+        let buffer = uses.statistics.contains(name).then_some("running statistics of BatchNormalization");
+        let buffer = buffer.or_else(|| is_buffer(&parameter.name).then_some("a buffer, by its name"));
+        if let Some(reason) = buffer.or_else(|| judge(&parameter, proto)) {
+            parameter = ModelParameter { role: ParameterRole::Statistic, trainable: false, reason, ..parameter };
+        }
+        let trains = parameter.trainable;
+        parameters.push((parameter, ordinal));
+        trains
+    };
+    let mut weights_are_initializers = false;
+    for proto in graph.graphs().into_iter().flat_map(|g| &g.initializer) {
         let name = proto.name.as_str();
         let Some(positions) = uses.by_name.get(name) else { continue };
         let error = |source| ImportError::Tensor { name: name.to_owned(), source };
         let ty = tensor::tensor_type(proto).map_err(error)?;
         let literal = ty.shape.numel() == 1 && has_made_up_name(name);
         let only_static = positions.iter().all(|p| *p == Position::Static);
-        if !ty.dtype.is_float() || literal || only_static {
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
-        let (role, trainable, reason) = if uses.statistics.contains(name) {
-            (ParameterRole::Statistic, false, "running statistics of BatchNormalization")
-        } else if is_buffer(name) {
-            (ParameterRole::Statistic, false, "a buffer, by its name")
-        } else {
-            (ParameterRole::Weight, true, "a float initializer")
-        };
-        let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
-        parameters.push((parameter, ParameterSource::Initializer(index)));
+        weights_are_initializers |= push(proto, name, ty, (true, "a float initializer"));
     }
-    let weights_are_initializers = parameters.iter().any(|(p, _)| p.trainable);
-    for &node in live {
-        let Some((attribute, name)) = constant_tensor(&graph.node[node]) else { continue };
-        let Some(proto) = &graph.node[node].attribute[attribute].t else { continue };
+    for node in graph.nodes() {
+        let Some((proto, name)) = constant_tensor(node) else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
         let only_static = uses.by_name.get(name).is_some_and(|positions| positions.iter().all(|p| *p == Position::Static));
-        if !ty.dtype.is_float() || is_literal(name, ty.shape.numel()) || only_static {
+        let literal = is_literal(name, ty.shape.numel());
+        if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
-        let (role, trainable, reason) = if uses.statistics.contains(name) {
-            (ParameterRole::Statistic, false, "running statistics of BatchNormalization")
-        } else if weights_are_initializers {
-            (ParameterRole::Weight, false, "a table in a Constant node; the weights of this file are initializers")
-        } else {
-            (ParameterRole::Weight, true, "a float Constant node of several elements")
+        let trains = match weights_are_initializers {
+            true => (false, "a table in a Constant node; the weights of this file are initializers"),
+            false => (true, "a float Constant node of several elements"),
         };
-        let parameter = ModelParameter { name: name.to_owned(), shape: ty.shape, stored: ty.dtype, role, trainable, reason };
-        parameters.push((parameter, ParameterSource::Constant { node, attribute }));
-    }
-    if let Some(sparse) =
-        graph.sparse_initializer.iter().find_map(|s| s.values.as_ref().filter(|v| uses.by_name.contains_key(v.name.as_str())))
-    {
-        let source = TensorError::DType("sparse".to_owned());
-        return Err(ImportError::Tensor { name: sparse.name.clone(), source });
+        push(proto, name, ty, trains);
     }
     Ok(parameters)
 }
 
+fn ordinal(proto: &TensorProto) -> Option<u64> {
+    Locator::from_bytes(&proto.raw_data).map(|locator| locator.ordinal)
+}
+
 /// The tensor attribute of a Constant node, and the name of the node's result.
-fn constant_tensor(node: &NodeProto) -> Option<(usize, &str)> {
+pub(crate) fn constant_tensor(node: &NodeProto) -> Option<(&TensorProto, &str)> {
     if node.op_type != "Constant" || !canonical_domain(&node.domain).is_empty() {
         return None;
     }
-    let attribute = node.attribute.iter().position(|a| a.name == "value" && a.t.is_some())?;
-    Some((attribute, node.output.first()?))
+    let tensor = node.attribute.iter().filter(|a| a.name == "value").find_map(|a| a.t.as_ref())?;
+    Some((tensor, node.output.first()?))
 }
 
 /// Whether the float tensor of a Constant node is a literal of the program.
@@ -107,7 +121,7 @@ fn is_buffer(name: &str) -> bool {
 enum Position {
     /// As data.
     Data,
-    /// Where the standard once had an attribute: bounds, pad values, scales.
+    /// Where the standard once had an attribute: bounds, pad values, scales. Also where no gradient comes from.
     Static,
 }
 
@@ -118,16 +132,19 @@ struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
-    fn new(graph: &'a GraphProto, live: &[usize], outputs: &'a [ModelOutput]) -> Self {
+    fn new(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> Self {
         let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new() };
-        for output in outputs {
-            uses.by_name.entry(&output.name).or_default().push(Position::Data);
+        let bodies = graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| &o.name);
+        for output in outputs.iter().map(|o| &o.name).chain(bodies) {
+            uses.by_name.entry(output).or_default().push(Position::Data);
         }
-        for &n in live.iter().rev() {
-            let node = &graph.node[n];
-            let statics = ops::find(canonical_domain(&node.domain), &node.op_type).map_or(&[][..], |row| row.statics);
+        for node in graph.nodes().into_iter().rev() {
+            let row = ops::find(canonical_domain(&node.domain), &node.op_type);
+            let statics = row.map_or(&[][..], |row| row.statics);
+            // No gradient passes a comparison.
+            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_)));
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-                let position = if statics.contains(&i) { Position::Static } else { Position::Data };
+                let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
             }
             if node.op_type == "BatchNormalization" {
@@ -143,25 +160,57 @@ impl<'a> Uses<'a> {
     }
 }
 
-/// What the names and dtypes of parameters and inputs say about the export.
-pub(crate) fn warnings(parameters: &[(ModelParameter, ParameterSource)], inputs: &[ModelInput]) -> Vec<Warning> {
+/// What the graph, the names and the dtypes say about the export.
+pub(crate) fn warnings(graph: &GraphProto, parameters: &[(ModelParameter, u64)], inputs: &[ModelInput]) -> Vec<Warning> {
     let mut warnings = Vec::new();
-    let named = |test: &dyn Fn(&str) -> bool| -> Vec<&str> {
-        let trainable = parameters.iter().filter(|(p, _)| p.trainable);
-        trainable.map(|(p, _)| p.name.as_str()).filter(|name| test(name)).collect()
-    };
-    let renamed = named(&|name| name.starts_with("onnx::") || name.starts_with("val_"));
+    let by_name: HashMap<&str, &ModelParameter> = parameters.iter().map(|(p, _)| (p.name.as_str(), p)).collect();
+    let renamed: Vec<&str> = by_file(parameters, |p| p.trainable && is_renamed(&p.name));
     if let Some(example) = renamed.first() {
         warnings.push(Warning::RenamedWeights { count: renamed.len(), example: (*example).to_owned() });
     }
-    let folded = parameters.iter().filter(|(p, _)| p.name.starts_with("onnx::Conv_") && p.shape.rank() == 1).count();
+    let nodes = graph.nodes();
+    let folded = nodes.iter().filter(|node| node.op_type == "Conv" && has_folded_norm(node, &by_name)).count();
     if folded > 0 {
         warnings.push(Warning::FoldedBatchNorm { count: folded });
+    }
+    warnings.extend(nodes.iter().filter_map(|node| merged(node, &by_name)));
+    let buffers = by_file(parameters, |p| p.reason.ends_with("by its content") || p.reason.ends_with("by their content"));
+    if let Some(example) = buffers.first() {
+        warnings.push(Warning::Buffers { count: buffers.len(), example: (*example).to_owned() });
     }
     let wide = parameters.iter().map(|(p, _)| (p.stored, &p.name)).chain(inputs.iter().map(|i| (i.dtype, &i.name)));
     let wide: Vec<&String> = wide.filter(|(dtype, _)| *dtype == DType::F64).map(|(_, name)| name).collect();
     if let Some(example) = wide.first() {
         warnings.push(Warning::ReducedPrecision { count: wide.len(), example: (*example).clone() });
     }
+    for input in inputs.iter().filter(|input| input.dims.contains(&Dim::Fixed(0))) {
+        warnings.push(Warning::ZeroSize { input: input.name.clone() });
+    }
     warnings
+}
+
+/// Names of the parameters that pass a test, in file order.
+fn by_file(parameters: &[(ModelParameter, u64)], test: impl Fn(&ModelParameter) -> bool) -> Vec<&str> {
+    parameters.iter().filter(|(p, _)| test(p)).map(|(p, _)| p.name.as_str()).collect()
+}
+
+/// Whether an exporter made up the name: `onnx::MatMul_30`, `val_7`, `permute_3`.
+fn is_renamed(name: &str) -> bool {
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
+    name.starts_with("onnx::") || name.starts_with("val_") || FOLDED_VIEWS.contains(&stem)
+}
+
+/// Whether the bias of a convolution shows that a batch normalisation was merged into it: torch's exporters rename the bias,
+/// one to `onnx::Conv_12`, the other after the weight.
+fn has_folded_norm(node: &NodeProto, parameters: &HashMap<&str, &ModelParameter>) -> bool {
+    let [_, weight, bias] = node.input.as_slice() else { return false };
+    parameters.contains_key(bias.as_str()) && (bias.starts_with("onnx::Conv_") || *bias == format!("{weight}_bias"))
+}
+
+/// An Identity node that stands for a second tensor of the original model which was equal to a stored one.
+fn merged(node: &NodeProto, parameters: &HashMap<&str, &ModelParameter>) -> Option<Warning> {
+    let (kept, lost) = (node.input.first()?, node.output.first()?);
+    let is_name = lost.contains('.') && !lost.starts_with('/') && !lost.contains("::");
+    let is_merged = node.op_type == "Identity" && is_name && parameters.contains_key(kept.as_str());
+    is_merged.then(|| Warning::MergedTensors { kept: kept.clone(), lost: lost.clone() })
 }

@@ -2,16 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::proto::NodeProto;
+use crate::proto::{GraphProto, NodeProto, TensorProto};
 use meganeura_ir::{DType, Graph, NodeId, Op, ParameterInfo, Shape, Tensor, TensorType, int_range};
 use serde::{Deserialize, Serialize};
 
-use crate::context::Context;
+use crate::body::Control;
+use crate::context::{Context, Remarks};
+use crate::dims::{Expr, Sizes, Solution};
 use crate::error::{BindingError, ImportError, MissingDim, NodeName, OpError, Warning, qualified};
 use crate::fold::Folder;
-use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label};
-use crate::ops;
+use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label, read_values};
+use crate::narrow::{self, Narrow};
+use crate::ops::{self, Rule};
+use crate::roles::constant_tensor;
 use crate::tensor::arithmetic;
+use crate::value::Value;
+use crate::wire::Locator;
 
 /// Sizes for a specialisation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,19 +63,17 @@ impl Model {
         let mut builder = Builder {
             model: self,
             folder: Folder::default(),
+            parameters: Vec::new(),
             values: HashMap::new(),
             warnings,
             declared: declared_values(self),
-            needed: needed_values(self),
+            narrow: narrow::declared(&self.graph),
+            needed: read_values(&self.graph, self.outputs()),
             dims: resolved.dims,
+            body_nodes: 0,
         };
         builder.declare(&resolved.shapes, &bindings.values)?;
-        for &n in &self.live {
-            let node = &self.graph.node[n];
-            if let Err(source) = builder.node(node) {
-                return Err(builder.node_error(node, source));
-            }
-        }
+        builder.nodes(&self.graph)?;
         builder.finish()
     }
 
@@ -90,18 +94,18 @@ impl Model {
             }
         }
         loop {
-            let (node, inputs) = match self.specialize(&bindings) {
-                Err(ImportError::ValuesNeeded { node, inputs }) => (node, inputs),
-                done => return done.map(|specialized| (specialized, bindings)),
+            let result = self.specialize(&bindings);
+            let Err(ImportError::ValuesNeeded { inputs, .. }) = &result else {
+                return result.map(|specialized| (specialized, bindings));
             };
             let mut bound = false;
-            for name in &inputs {
+            for name in inputs {
                 if let Some(value) = value(name).filter(|value| value.shape().numel() <= MAX_BOUND_ELEMENTS) {
                     bound |= bindings.values.insert(name.clone(), value.clone()).is_none();
                 }
             }
             if !bound {
-                return Err(ImportError::ValuesNeeded { node, inputs });
+                return result.map(|specialized| (specialized, bindings));
             }
         }
     }
@@ -135,41 +139,32 @@ fn resolve(
         shapes.insert(name.clone(), found.shape.to_vec());
     }
     let symbols = symbols(inputs);
-    if let Some(name) = bindings.dims.keys().find(|name| !symbols.iter().any(|s| s.name == **name)) {
+    let is_known = |name: &String| {
+        symbols.iter().any(|s| s.name == *name) || inputs.iter().flat_map(|i| &i.dims).any(|d| *d == Dim::Symbol(name.clone()))
+    };
+    if let Some(name) = bindings.dims.keys().find(|name| !is_known(name)) {
         let known = symbols.into_iter().map(|s| s.name).collect();
         return Err(BindingError::UnknownDim { name: name.clone(), known });
     }
 
-    let mut dims = bindings.dims.clone();
     for input in inputs {
         let Some(shape) = shapes.get(&input.name) else { continue };
         if input.ranked && input.dims.len() != shape.len() {
             let (input, expected) = (input.name.clone(), input.dims.len());
             return Err(BindingError::Rank { input, expected, found: shape.clone() });
         }
-        for (dim, &size) in input.dims.iter().zip(shape) {
-            let Dim::Symbol(name) = dim else { continue };
-            let first = *dims.entry(name.clone()).or_insert(size);
-            if first != size {
-                return Err(BindingError::Contradiction { name: name.clone(), first, second: size });
-            }
-        }
         if input.dims.iter().zip(shape).any(|(dim, size)| matches!(dim, Dim::Fixed(fixed) if fixed != size)) {
             let declared = shape_text(&input.dims);
             warnings.push(Warning::OverriddenShape { input: input.name.clone(), declared, found: shape.clone() });
         }
     }
-
-    for input in inputs {
-        for (dim, &size) in input.dims.iter().zip(defaults.shapes.get(&input.name).into_iter().flatten()) {
-            if let Dim::Symbol(name) = dim {
-                dims.entry(name.clone()).or_insert(size);
-            }
-        }
-    }
-    for symbol in &symbols {
-        if let (false, Some(&size)) = (dims.contains_key(&symbol.name), defaults.dims.get(&symbol.name)) {
-            dims.insert(symbol.name.clone(), size);
+    let mut dims = Sizes::new();
+    let given = equations(inputs, &bindings.dims, &shapes);
+    settle(&given, &mut dims)?;
+    for (_, expr, size) in equations(inputs, &defaults.dims, &defaults.shapes) {
+        if let Solution::Solved(name, size) = expr.solve(size, &dims) {
+            dims.insert(name, size);
+            settle(&given, &mut dims)?;
         }
     }
     let missing: Vec<MissingDim> = symbols.into_iter().filter(|s| !dims.contains_key(&s.name)).collect();
@@ -184,10 +179,55 @@ fn resolve(
                 let shape = defaults.shapes.get(&input.name).cloned();
                 shape.ok_or_else(|| BindingError::MissingShape { input: input.name.clone() })
             }
-            None => Ok(input.dims.iter().map(|dim| size(dim, &dims).unwrap_or(0)).collect()),
+            None => {
+                input.dims.iter().map(|d| d.size(&dims).ok_or_else(|| BindingError::NoSize { text: d.to_string() })).collect()
+            }
         })
         .collect::<Result<_, _>>()?;
     Ok(Resolved { dims, shapes })
+}
+
+/// What named sizes and shapes of inputs say: the text of a size, its expression, and its value.
+fn equations<'a>(
+    inputs: &'a [ModelInput],
+    dims: &'a Sizes,
+    shapes: &BTreeMap<String, Vec<usize>>,
+) -> Vec<(&'a str, Expr, usize)> {
+    let named = dims.iter().map(|(text, size)| (text.as_str(), *size));
+    let shaped = inputs.iter().flat_map(|input| {
+        let sizes = shapes.get(&input.name).into_iter().flatten();
+        input.dims.iter().zip(sizes).filter_map(|(dim, size)| match dim {
+            Dim::Symbol(text) => Some((text.as_str(), *size)),
+            Dim::Fixed(_) => None,
+        })
+    });
+    named.chain(shaped).map(|(text, size)| (text, Expr::parse(text), size)).collect()
+}
+
+/// Solves equations until no more sizes follow from them.
+fn settle(equations: &[(&str, Expr, usize)], dims: &mut Sizes) -> Result<(), BindingError> {
+    loop {
+        let known = dims.len();
+        for (text, expr, size) in equations {
+            match (expr.solve(*size, dims), expr) {
+                (Solution::Solved(name, size), _) => {
+                    dims.insert(name, size);
+                }
+                (Solution::Known(true) | Solution::Open, _) => {}
+                (_, Expr::Symbol(name)) => {
+                    let first = dims.get(name).copied().unwrap_or_default();
+                    return Err(BindingError::Contradiction { name: name.clone(), first, second: *size });
+                }
+                _ => {
+                    let known = expr.symbols().into_iter().filter_map(|n| Some(format!("{n} = {}", dims.get(n)?))).collect();
+                    return Err(BindingError::Expression { text: (*text).to_owned(), size: *size, known });
+                }
+            }
+        }
+        if dims.len() == known {
+            return Ok(());
+        }
+    }
 }
 
 /// Every symbolic size, at its first occurrence.
@@ -196,21 +236,13 @@ fn symbols(inputs: &[ModelInput]) -> Vec<MissingDim> {
     let mut symbols = Vec::new();
     for input in inputs {
         for (axis, dim) in input.dims.iter().enumerate() {
-            if let Dim::Symbol(name) = dim
-                && seen.insert(name)
-            {
-                symbols.push(MissingDim { name: name.clone(), input: input.name.clone(), axis });
-            }
+            let Dim::Symbol(text) = dim else { continue };
+            let expr = Expr::parse(text);
+            let new = expr.symbols().into_iter().filter(|name| seen.insert((*name).to_owned()));
+            symbols.extend(new.map(|name| MissingDim { name: name.to_owned(), input: input.name.clone(), axis }));
         }
     }
     symbols
-}
-
-fn size(dim: &Dim, dims: &BTreeMap<String, usize>) -> Option<usize> {
-    match dim {
-        Dim::Fixed(size) => Some(*size),
-        Dim::Symbol(name) => dims.get(name).copied(),
-    }
 }
 
 fn shape_text(dims: &[Dim]) -> String {
@@ -234,21 +266,23 @@ fn declared_values(model: &Model) -> HashMap<&str, Declared> {
         .collect()
 }
 
-fn needed_values(model: &Model) -> HashSet<&str> {
-    let read = model.live.iter().flat_map(|&n| &model.graph.node[n].input).map(String::as_str);
-    model.outputs().iter().map(|o| o.name.as_str()).chain(read).collect()
-}
-
-struct Builder<'m> {
-    model: &'m Model,
-    folder: Folder,
-    /// Nodes by ONNX value name.
-    values: HashMap<&'m str, NodeId>,
+/// The graph of one specialisation while it is built.
+pub(crate) struct Builder<'m> {
+    pub model: &'m Model,
+    pub folder: Folder,
+    /// Nodes of the parameters.
+    parameters: Vec<NodeId>,
+    /// By ONNX value name. Each iteration of a loop overwrites the values of its body.
+    pub values: HashMap<&'m str, Value>,
     warnings: Vec<Warning>,
     declared: HashMap<&'m str, Declared>,
-    /// Values that live nodes or the outputs read.
-    needed: HashSet<&'m str>,
-    dims: BTreeMap<String, usize>,
+    /// Element types that wider dtypes hold, by ONNX value name.
+    narrow: HashMap<&'m str, Narrow>,
+    /// Values that nodes or the outputs read.
+    pub needed: HashSet<&'m str>,
+    pub dims: BTreeMap<String, usize>,
+    /// Nodes that bodies have come to so far.
+    pub body_nodes: usize,
 }
 
 impl<'m> Builder<'m> {
@@ -260,7 +294,7 @@ impl<'m> Builder<'m> {
                 Some(value) => self.folder.constant(value.cast(dtype))?,
                 None => self.folder.graph.input(&input.name, TensorType::new(dtype, shape.as_slice()))?,
             };
-            self.values.insert(&input.name, node);
+            self.values.insert(&input.name, Value::Tensor(node));
         }
         for parameter in self.model.parameters() {
             let node = self.folder.graph.parameter(ParameterInfo {
@@ -269,65 +303,108 @@ impl<'m> Builder<'m> {
                 stored: parameter.stored,
                 role: parameter.role,
             })?;
-            self.values.insert(&parameter.name, node);
+            self.parameters.push(node);
         }
-        for proto in &self.model.graph.initializer {
+        self.initializers(&self.model.graph)
+    }
+
+    /// The values of the initializers of a graph.
+    pub fn initializers(&mut self, graph: &'m GraphProto) -> Result<(), ImportError> {
+        for proto in &graph.initializer {
             let name = proto.name.as_str();
             if !self.needed.contains(name) || self.values.contains_key(name) {
                 continue;
             }
-            let error = |source| ImportError::Tensor { name: name.to_owned(), source };
-            let tensor = self.model.storage.read(proto).map_err(error)?;
-            let node = self.folder.constant(tensor.cast(arithmetic(tensor.dtype())))?;
-            self.values.insert(name, node);
+            let node = match self.parameter(proto) {
+                Some(parameter) => parameter,
+                None => {
+                    let error = |source| ImportError::Tensor { name: name.to_owned(), source };
+                    let tensor = self.model.storage.read(proto).map_err(error)?;
+                    self.folder.constant(tensor.cast(arithmetic(tensor.dtype())))?
+                }
+            };
+            self.values.insert(name, Value::Tensor(node));
         }
         Ok(())
     }
 
+    /// The parameter that a tensor holds the data of.
+    fn parameter(&self, proto: &TensorProto) -> Option<NodeId> {
+        let Locator { ordinal, .. } = Locator::from_bytes(&proto.raw_data)?;
+        self.parameters.get(self.model.parameter_index(ordinal)?).copied()
+    }
+
+    /// Adds the nodes of a graph, in order.
+    pub fn nodes(&mut self, graph: &'m GraphProto) -> Result<(), ImportError> {
+        graph.node.iter().try_for_each(|node| self.node(node).map_err(|source| self.node_error(node, source)))
+    }
+
     fn name(&self, node: &NodeProto) -> NodeName {
         let domain = canonical_domain(&node.domain);
-        NodeName {
-            name: node_label(node),
-            op: qualified(domain, &node.op_type),
-            opset: self.model.opsets.get(domain).unwrap_or_default(),
-        }
+        NodeName { name: node_label(node), op: qualified(domain, &node.op_type), opset: node.opset.unwrap_or_default() }
     }
 
     /// An error at `node`. Where a value should be known and is not, the inputs that it depends on are to blame.
     fn node_error(&self, node: &NodeProto, source: OpError) -> ImportError {
         let name = Box::new(self.name(node));
-        if let OpError::NotStatic { index } = source
-            && let Some(&operand) = node.input.get(index).and_then(|name| self.values.get(name.as_str()))
-        {
-            let inputs = self.inputs_of(operand);
+        let undecided = match &source {
+            OpError::NotStatic { index } => {
+                let operand = node.input.get(*index).and_then(|name| self.values.get(name.as_str()));
+                operand.and_then(Value::tensor).map(|value| ("a shape", value))
+            }
+            OpError::Undecided { what, value } => Some((*what, *value)),
+            _ => None,
+        };
+        if let Some((what, value)) = undecided {
+            let (inputs, path) = self.dependence(value);
             if !inputs.is_empty() {
-                return ImportError::ValuesNeeded { node: name, inputs };
+                return ImportError::ValuesNeeded { node: name, what, inputs, path };
             }
         }
-        ImportError::Node { node: name, source: Box::new(source) }
+        match source {
+            OpError::Inner(error) => error.inside(&name.name),
+            source => ImportError::Node { node: name, source: Box::new(source) },
+        }
     }
 
-    /// Names of the inputs whose values `node` depends on.
-    fn inputs_of(&self, node: NodeId) -> Vec<String> {
+    /// Names of the inputs whose values `node` depends on, and the values on the way from one of them.
+    fn dependence(&self, node: NodeId) -> (Vec<String>, Vec<String>) {
         let graph = &self.folder.graph;
-        let mut reached = vec![false; graph.nodes().len()];
+        let size = graph.nodes().len();
+        let (mut reached, mut next) = (vec![false; size], vec![None; size]);
         reached[node.index()] = true;
         let mut inputs = Vec::new();
-        for id in graph.ids().rev() {
-            match &graph.node(id).op {
-                _ if !reached[id.index()] => {}
-                Op::Input(input) => inputs.push(graph.inputs()[input.0 as usize].name.clone()),
-                _ => graph.node(id).operands.iter().for_each(|o| reached[o.index()] = true),
+        let mut first = None;
+        for id in graph.ids().rev().filter(|id| id.index() <= node.index()) {
+            if !reached[id.index()] {
+                continue;
+            }
+            if let Op::Input(input) = &graph.node(id).op {
+                inputs.push(graph.inputs()[input.0 as usize].name.clone());
+                first = Some(id);
+            }
+            for operand in &graph.node(id).operands {
+                reached[operand.index()] = true;
+                next[operand.index()].get_or_insert(id);
             }
         }
         inputs.reverse();
-        inputs
+        let named: HashMap<NodeId, &str> =
+            self.values.iter().filter_map(|(name, value)| Some((value.tensor()?, *name))).collect();
+        let way = std::iter::successors(first, |id| next[id.index()]);
+        (inputs, way.filter_map(|id| named.get(&id)).map(|name| (*name).to_owned()).collect())
     }
 
     fn node(&mut self, node: &'m NodeProto) -> Result<(), OpError> {
-        // A Constant node that is a parameter has its value already.
-        if node.op_type == "Constant" && node.output.first().is_some_and(|o| self.values.contains_key(o.as_str())) {
-            return Ok(());
+        if let Some((proto, name)) = constant_tensor(node) {
+            // The body of a loop gives its constants once.
+            if self.values.contains_key(name) {
+                return Ok(());
+            }
+            if let Some(parameter) = self.parameter(proto) {
+                self.values.insert(name, Value::Tensor(parameter));
+                return Ok(());
+            }
         }
         let domain = canonical_domain(&node.domain);
         let row = ops::find(domain, &node.op_type).ok_or_else(|| OpError::unsupported("the operator"))?;
@@ -335,32 +412,58 @@ impl<'m> Builder<'m> {
         for (index, name) in node.input.iter().enumerate() {
             inputs.push(match name.as_str() {
                 "" => None,
-                name => Some(*self.values.get(name).ok_or(OpError::MissingInput(index))?),
+                name => Some(self.values.get(name).ok_or(OpError::MissingInput(index))?.clone()),
             });
         }
-        let opset = self.model.opsets.get(domain).unwrap_or_default();
+        let opset = node.opset.unwrap_or_default();
         let before = self.folder.graph.nodes().len();
         let wanted: Vec<bool> = node.output.iter().map(|name| self.needed.contains(name.as_str())).collect();
-        let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone());
-        let results = ops::lower(row, &mut context)?;
-        let (ignored, notes) = context.finish();
+        ops::check_inputs(row, &inputs)?;
+        let results = if let Rule::Control(rule) = row.rule {
+            rule(&mut Control { builder: self, node, inputs, wanted: wanted.clone() })?
+        } else {
+            let held = self.narrow_operands(node);
+            let moved = if narrow::moves(node) { held.first().copied().flatten() } else { None };
+            let mut context = Context::new(&mut self.folder, &self.model.storage, node, opset, inputs, wanted.clone(), held);
+            let results = ops::lower(row, &mut context)?;
+            let Remarks { unread, notes, narrow } = context.finish();
+            for (name, narrow) in node.output.iter().zip(moved.or(narrow).into_iter().cycle()) {
+                self.narrow.insert(name, narrow);
+            }
+            self.report(node, unread, notes);
+            results
+        };
+        self.folder.settle(before);
+
+        for (index, name) in node.output.iter().enumerate().filter(|(index, _)| wanted[*index]) {
+            let Some(result) = results.get(index) else {
+                return Err(OpError::unsupported(format!("output {index} ({name:?})")));
+            };
+            let value = match result {
+                Value::Tensor(node) => Value::Tensor(self.folder.materialized(*node)?),
+                other => other.clone(),
+            };
+            if let Value::Tensor(node) = value {
+                self.check_declared(name, node);
+            }
+            self.values.insert(name, value);
+        }
+        Ok(())
+    }
+
+    /// The element types of the operands that wider dtypes hold.
+    pub fn narrow_operands(&self, node: &NodeProto) -> Vec<Option<Narrow>> {
+        node.input.iter().map(|name| self.narrow.get(name.as_str()).copied()).collect()
+    }
+
+    /// Warns of attributes that a rule did not read, and passes its notes on.
+    fn report(&mut self, node: &NodeProto, ignored: Vec<String>, notes: Vec<&'static str>) {
         if !ignored.is_empty() || !notes.is_empty() {
             let (label, op) = (node_label(node), node.op_type.clone());
             let attribute = |attribute| Warning::IgnoredAttribute { node: label.clone(), op: op.clone(), attribute };
             self.warnings.extend(ignored.into_iter().map(attribute));
             self.warnings.extend(notes.into_iter().map(|what| Warning::Node { node: label.clone(), op: op.clone(), what }));
         }
-        self.folder.settle(before);
-
-        for (index, name) in node.output.iter().enumerate().filter(|(index, _)| wanted[*index]) {
-            let Some(&result) = results.get(index) else {
-                return Err(OpError::unsupported(format!("output {index} ({name:?})")));
-            };
-            let value = self.folder.materialized(result)?;
-            self.check_declared(name, value);
-            self.values.insert(name, value);
-        }
-        Ok(())
     }
 
     /// Declared types are hints: what was inferred counts.
@@ -369,7 +472,7 @@ impl<'m> Builder<'m> {
         let found = self.folder.graph.ty(value);
         let dtype_differs = declared.dtype.is_some_and(|d| arithmetic(d) != found.dtype);
         let shape_differs = declared.dims.as_ref().is_some_and(|dims| {
-            let differs = |(dim, &found): (&Dim, &usize)| size(dim, &self.dims).is_some_and(|size| size != found);
+            let differs = |(dim, &found): (&Dim, &usize)| dim.size(&self.dims).is_some_and(|size| size != found);
             dims.len() != found.shape.rank() || dims.iter().zip(found.shape.iter()).any(differs)
         });
         if dtype_differs || shape_differs {
@@ -383,8 +486,11 @@ impl<'m> Builder<'m> {
     fn finish(self) -> Result<Specialized, ImportError> {
         let mut graph = self.folder.graph;
         for output in self.model.outputs() {
-            let Some(&node) = self.values.get(output.name.as_str()) else { continue };
-            graph.output(&output.name, node)?;
+            let refuse = |found: &str| ImportError::OutputType { name: output.name.clone(), found: found.to_owned() };
+            match self.values.get(output.name.as_str()) {
+                Some(Value::Tensor(node)) => graph.output(&output.name, *node)?,
+                other => return Err(refuse(other.map_or("not computed", Value::kind))),
+            };
         }
         let graph = graph.rewrite::<ImportError>(|g, node, operands| Ok(g.push(node.op.clone(), operands)?))?;
         check_integer_range(&graph)?;

@@ -5,8 +5,8 @@ use crate::proto::tensor_proto::DataType;
 use crate::proto::tensor_shape_proto::{Dimension, dimension};
 pub use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, type_proto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
+    TypeProto, ValueInfoProto, type_proto,
 };
 use meganeura_ir::interpreter::{Environment, Value, interpret};
 use meganeura_ir::{DType, Graph, Tensor, TensorType};
@@ -78,14 +78,54 @@ impl NodeBuilder {
         self.attribute(name, AttributeType::String, AttributeProto { s: s.as_bytes().to_vec(), ..Default::default() })
     }
 
+    pub fn strings(self, name: &str, strings: &[&str]) -> Self {
+        let strings = strings.iter().map(|s| s.as_bytes().to_vec()).collect();
+        self.attribute(name, AttributeType::Strings, AttributeProto { strings, ..Default::default() })
+    }
+
     pub fn tensor(self, name: &str, tensor: &Tensor) -> Self {
         let t = Some(tensor_proto("", tensor));
         self.attribute(name, AttributeType::Tensor, AttributeProto { t, ..Default::default() })
     }
 
+    pub fn graph(self, name: &str, graph: GraphProto) -> Self {
+        self.attribute(name, AttributeType::Graph, AttributeProto { g: Some(graph), ..Default::default() })
+    }
+
+    pub fn type_proto(self, name: &str, tp: TypeProto) -> Self {
+        self.attribute(name, AttributeType::TypeProto, AttributeProto { tp: Some(tp), ..Default::default() })
+    }
+
+    /// The attribute `name` takes its value from the attribute `from` of the function that holds the node.
+    pub fn reference(self, name: &str, ty: AttributeType, from: &str) -> Self {
+        self.attribute(name, ty, AttributeProto { ref_attr_name: from.to_owned(), ..Default::default() })
+    }
+
     pub fn domain(mut self, domain: &str) -> Self {
         self.0.domain = domain.to_owned();
         self
+    }
+}
+
+/// A graph for an attribute. Inputs and outputs have no declared types.
+pub fn body(inputs: &[&str], nodes: Vec<NodeBuilder>, outputs: &[&str]) -> GraphProto {
+    let untyped =
+        |names: &[&str]| names.iter().map(|&name| ValueInfoProto { name: name.to_owned(), ..Default::default() }).collect();
+    let node = nodes.into_iter().map(|n| n.0).collect();
+    GraphProto { input: untyped(inputs), node, output: untyped(outputs), ..Default::default() }
+}
+
+/// A function of the domain `f`, at opset 18.
+pub fn function(name: &str, inputs: &[&str], nodes: Vec<NodeBuilder>, outputs: &[&str]) -> FunctionProto {
+    let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect();
+    FunctionProto {
+        domain: "f".to_owned(),
+        name: name.to_owned(),
+        input: owned(inputs),
+        output: owned(outputs),
+        node: nodes.into_iter().map(|n| n.0).collect(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 18 }],
+        ..Default::default()
     }
 }
 
@@ -119,6 +159,12 @@ impl ModelBuilder {
         })
     }
 
+    /// Imports an operator set besides the standard one.
+    pub fn import(mut self, domain: &str, version: i64) -> Self {
+        self.0.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+        self
+    }
+
     fn graph(mut self, edit: impl FnOnce(&mut GraphProto)) -> Self {
         edit(self.0.graph.get_or_insert_with(GraphProto::default));
         self
@@ -148,6 +194,11 @@ impl ModelBuilder {
         self.graph(|g| g.node.push(node.0))
     }
 
+    pub fn function(mut self, function: FunctionProto) -> Self {
+        self.0.functions.push(function);
+        self
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         self.0.encode_to_vec()
     }
@@ -163,6 +214,20 @@ pub fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
 
 pub fn i64s(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_i64(DType::I64, shape, values)
+}
+
+pub fn i32s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::I32, shape, values)
+}
+
+pub fn u8s(shape: &[usize], values: &[i64]) -> Tensor {
+    Tensor::from_i64(DType::U8, shape, values)
+}
+
+/// Different quarters between -1.25 and 1.25, in an order that `seed` changes.
+pub fn quarters(shape: &[usize], seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    f32s(shape, &(0..count).map(|i| ((i * 7 + i / 5 + seed * 3) % 11) as f32 / 4.0 - 1.25).collect::<Vec<_>>())
 }
 
 pub fn bools(shape: &[usize], values: &[i64]) -> Tensor {
@@ -191,4 +256,45 @@ pub fn run(builder: &ModelBuilder, inputs: &[Tensor]) -> Vec<(TensorType, Vec<f6
     let model = builder.open().unwrap();
     let specialized = model.specialize(&Bindings::default()).unwrap();
     evaluate(&model, &specialized.graph, inputs)
+}
+
+/// Memory that a thread has allocated, so that tests can see what a file makes the import allocate.
+pub mod allocation {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::cell::Cell;
+
+    thread_local! {
+        static LIVE: Cell<usize> = const { Cell::new(0) };
+        static PEAK: Cell<usize> = const { Cell::new(0) };
+    }
+
+    struct Counting;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    // SAFETY: memory comes from the system's allocator; the counters are plain cells and allocate nothing.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            let live = LIVE.get().saturating_add(layout.size());
+            LIVE.set(live);
+            PEAK.set(PEAK.get().max(live));
+            // SAFETY: the caller's promises are those that the system's allocator asks for.
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+            LIVE.set(LIVE.get().saturating_sub(layout.size()));
+            // SAFETY: as above.
+            unsafe { System.dealloc(pointer, layout) }
+        }
+    }
+
+    /// The result of `work`, and the bytes that it had allocated at once on this thread.
+    pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
+        let before = LIVE.get();
+        PEAK.set(before);
+        let result = work();
+        (result, PEAK.get().saturating_sub(before))
+    }
 }

@@ -7,10 +7,9 @@
 use std::io::{self, Write};
 use std::ops::Range;
 
-/// Nesting of messages; each subgraph takes three levels.
-const MAX_DEPTH: usize = 60;
-/// Messages in one file: bounds the memory that a hostile file of empty messages can claim.
-const MAX_MESSAGES: usize = 1 << 21;
+use crate::limits::LimitError;
+use crate::proto::tensor_proto::DataType;
+use crate::schema::{DELIMITED, FIXED32, FIXED64, MAX_DEPTH, Message, VARINT};
 
 /// A malformed protobuf message. Offsets are bytes from the start of the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,21 +22,28 @@ pub enum WireError {
     WireType { offset: usize, field: u64, wire_type: u8 },
     #[error("messages are nested more than {MAX_DEPTH} deep")]
     Depth,
-    #[error("the file holds more than {MAX_MESSAGES} messages")]
-    MessageCount,
+    #[error("field {field} at byte {offset} occurs twice in one message")]
+    Repeated { offset: usize, field: u64 },
+    #[error("the packed field {field} at byte {offset} takes {bytes} bytes, no multiple of {size}")]
+    Packed { offset: usize, field: u64, bytes: usize, size: usize },
+    #[error("the file is refused: {0}")]
+    Limit(#[from] LimitError),
 }
 
 /// One field of a message.
 #[derive(Clone, Debug)]
-struct Field {
-    number: u64,
+pub(crate) struct Field {
+    pub number: u64,
+    pub wire_type: u8,
     /// Tag, length and payload.
-    whole: Range<usize>,
+    pub whole: Range<usize>,
     /// The content of a length-delimited field.
-    payload: Option<Range<usize>>,
+    pub payload: Option<Range<usize>>,
+    /// The value of a varint.
+    integer: Option<u64>,
 }
 
-fn varint(bytes: &[u8], at: &mut usize, end: usize) -> Result<u64, WireError> {
+pub(crate) fn varint(bytes: &[u8], at: &mut usize, end: usize) -> Result<u64, WireError> {
     let start = *at;
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
@@ -55,7 +61,7 @@ fn varint(bytes: &[u8], at: &mut usize, end: usize) -> Result<u64, WireError> {
 }
 
 /// The fields of the message that occupies `range`.
-fn fields(bytes: &[u8], range: Range<usize>) -> impl Iterator<Item = Result<Field, WireError>> + '_ {
+pub(crate) fn fields(bytes: &[u8], range: Range<usize>) -> impl Iterator<Item = Result<Field, WireError>> + '_ {
     let (mut at, end) = (range.start, range.end);
     std::iter::from_fn(move || {
         if at >= end {
@@ -73,14 +79,14 @@ fn field(bytes: &[u8], at: &mut usize, end: usize) -> Result<Field, WireError> {
     let start = *at;
     let tag = varint(bytes, at, end)?;
     let (number, wire_type) = (tag >> 3, (tag & 7) as u8);
-    let mut payload = None;
+    let (mut payload, mut integer) = (None, None);
     let size = match wire_type {
-        0 => {
-            varint(bytes, at, end)?;
+        VARINT => {
+            integer = Some(varint(bytes, at, end)?);
             0
         }
-        1 => 8,
-        2 => {
+        FIXED64 => 8,
+        DELIMITED => {
             let length = varint(bytes, at, end)?;
             if length > (end - *at) as u64 {
                 return Err(WireError::Truncated { offset: start });
@@ -88,7 +94,7 @@ fn field(bytes: &[u8], at: &mut usize, end: usize) -> Result<Field, WireError> {
             payload = Some(*at..*at + length as usize);
             length as usize
         }
-        5 => 4,
+        FIXED32 => 4,
         _ => return Err(WireError::WireType { offset: start, field: number, wire_type }),
     };
     if number == 0 {
@@ -98,80 +104,39 @@ fn field(bytes: &[u8], at: &mut usize, end: usize) -> Result<Field, WireError> {
         return Err(WireError::Truncated { offset: start });
     }
     *at += size;
-    Ok(Field { number, whole: start..*at, payload })
+    Ok(Field { number, wire_type, whole: start..*at, payload, integer })
 }
 
-/// The messages of `onnx.proto` that hold tensors, directly or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
-    Model,
-    Graph,
-    Node,
-    Attribute,
-    Tensor,
-    SparseTensor,
-    Function,
-    TrainingInfo,
-}
-
-impl Message {
-    /// What the length-delimited field `number` of this message holds, where that can lead to a tensor.
-    fn child(self, number: u64) -> Option<Message> {
-        Some(match (self, number) {
-            (Message::Model, 7) => Message::Graph,
-            (Message::Model, 20) => Message::TrainingInfo,
-            (Message::Model, 25) => Message::Function,
-            (Message::TrainingInfo, 1 | 2) => Message::Graph,
-            (Message::Function, 7) => Message::Node,
-            (Message::Graph, 1) => Message::Node,
-            (Message::Graph, 5) => Message::Tensor,
-            (Message::Graph, 15) => Message::SparseTensor,
-            (Message::Node, 5) => Message::Attribute,
-            (Message::Attribute, 5 | 10) => Message::Tensor,
-            (Message::Attribute, 6 | 11) => Message::Graph,
-            (Message::Attribute, 22 | 23) => Message::SparseTensor,
-            (Message::SparseTensor, 1 | 2) => Message::Tensor,
-            _ => return None,
-        })
-    }
-}
-
-const NODE_OUTPUT: u64 = 2;
+const TENSOR_DATA_TYPE: u64 = 2;
+const TENSOR_FLOAT_DATA: u64 = 4;
 const TENSOR_NAME: u64 = 8;
 const TENSOR_RAW_DATA: u64 = 9;
+const TENSOR_DOUBLE_DATA: u64 = 10;
 const TENSOR_EXTERNAL_DATA: u64 = 13;
 /// `float_data`, `int32_data`, `string_data`, `int64_data`, `raw_data`, `double_data`, `uint64_data`, `external_data`,
 /// `data_location`.
-const TENSOR_DATA: [u64; 9] = [4, 5, 6, 7, TENSOR_RAW_DATA, 10, 11, TENSOR_EXTERNAL_DATA, 14];
-
-/// What a tensor belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner<'a> {
-    /// The initializers of the main graph.
-    Initializer,
-    /// An attribute of the node of the main graph whose first output is `output`.
-    Attribute { output: &'a [u8] },
-    /// A subgraph, a function, a sparse tensor.
-    Nested,
-}
+const TENSOR_DATA: [u64; 9] = [TENSOR_FLOAT_DATA, 5, 6, 7, TENSOR_RAW_DATA, TENSOR_DOUBLE_DATA, 11, TENSOR_EXTERNAL_DATA, 14];
 
 /// A tensor that [`rewrite`] came across.
 #[derive(Clone, Debug)]
 pub(crate) struct Site<'a> {
-    pub owner: Owner<'a>,
+    /// Tensors before this one in the message.
+    pub ordinal: u64,
     pub name: &'a [u8],
     /// The serialised `TensorProto`.
     pub message: &'a [u8],
+    /// Where the elements lie as they are: little-endian, without gaps.
     pub raw_data: Option<Range<usize>>,
+    /// The field of these elements.
+    raw_field: u64,
     pub external: bool,
 }
 
 /// What becomes of a tensor's data.
 #[derive(Clone, Debug)]
 pub(crate) enum Edit {
-    Keep,
-    /// `raw_data` becomes this; typed fields stay.
-    RawData(Part),
+    /// The elements that lie as they are become this, in `raw_data`, or go; other fields stay.
+    RawData(Option<Part>),
     /// Every data field goes; this becomes `raw_data`.
     Replace(Option<Part>),
 }
@@ -259,44 +224,54 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
 
 /// The serialised `ModelProto` in `bytes` with the data of each tensor edited as `edit` says.
 pub(crate) fn rewrite<E: From<WireError>>(bytes: &[u8], edit: &mut dyn FnMut(&Site) -> Result<Edit, E>) -> Result<Rope, E> {
-    let mut rewriter = Rewriter { bytes, edit, messages: 0 };
-    rewriter.message(Message::Model, 0..bytes.len(), 0, Owner::Nested)
+    let mut rewriter = Rewriter { bytes, edit, tensors: 0 };
+    rewriter.message(Message::Model, 0..bytes.len(), 0)
+}
+
+/// The elements of the tensor message in `range` that lie in the file as they are in memory, and their field: `raw_data`, or a
+/// typed field that is packed whole.
+pub(crate) fn located(bytes: &[u8], range: Range<usize>) -> Result<Option<(u64, Range<usize>)>, WireError> {
+    let (mut raw, mut typed, mut pieces, mut data_type) = (None, None, 0, 0);
+    for field in fields(bytes, range) {
+        let field = field?;
+        match (field.number, field.payload) {
+            (TENSOR_DATA_TYPE, _) => data_type = field.integer.unwrap_or(0),
+            (TENSOR_RAW_DATA, payload) => raw = payload,
+            (number @ (TENSOR_FLOAT_DATA | TENSOR_DOUBLE_DATA), payload) => {
+                pieces += 1;
+                typed = payload.map(|payload| (number, payload));
+            }
+            _ => {}
+        }
+    }
+    let as_in_memory = |number: u64| {
+        let element = if number == TENSOR_FLOAT_DATA { DataType::Float } else { DataType::Double };
+        data_type == element as u64
+    };
+    let typed = typed.filter(|(number, _)| pieces == 1 && as_in_memory(*number));
+    Ok(raw.map(|range| (TENSOR_RAW_DATA, range)).or(typed))
 }
 
 struct Rewriter<'a, 'e, E> {
     bytes: &'a [u8],
     edit: &'e mut dyn FnMut(&Site) -> Result<Edit, E>,
-    messages: usize,
+    tensors: u64,
 }
 
 impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
-    /// `owner` is the owner of tensors in this message, as far as known.
-    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize, owner: Owner<'a>) -> Result<Rope, E> {
-        self.messages += 1;
+    fn message(&mut self, kind: Message, range: Range<usize>, depth: usize) -> Result<Rope, E> {
         if depth > MAX_DEPTH {
             return Err(WireError::Depth.into());
         }
-        if self.messages > MAX_MESSAGES {
-            return Err(WireError::MessageCount.into());
-        }
         if kind == Message::Tensor {
-            return self.tensor(range, owner);
+            return self.tensor(range);
         }
-        // Depth 1 is the main graph, depth 2 its nodes and initializers, depth 3 their attributes.
-        let owner = match kind {
-            Message::Graph if depth == 1 => Owner::Initializer,
-            Message::Node if depth == 2 && owner == Owner::Initializer => {
-                Owner::Attribute { output: self.first(range.clone(), NODE_OUTPUT)? }
-            }
-            Message::Attribute if depth == 3 => owner,
-            _ => Owner::Nested,
-        };
         let mut rope = Rope::default();
         for field in fields(self.bytes, range) {
             let field = field?;
             match (kind.child(field.number), field.payload) {
                 (Some(child), Some(payload)) => {
-                    let content = self.message(child, payload, depth + 1, owner)?;
+                    let content = self.message(child, payload, depth + 1)?;
                     rope.push_field(field.number, content);
                 }
                 _ => rope.push(Part::Copy(field.whole)),
@@ -305,21 +280,16 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
         Ok(rope)
     }
 
-    fn tensor(&mut self, range: Range<usize>, owner: Owner<'a>) -> Result<Rope, E> {
+    fn tensor(&mut self, range: Range<usize>) -> Result<Rope, E> {
         let (name, message) = (self.first(range.clone(), TENSOR_NAME)?, &self.bytes[range.clone()]);
-        let mut site = Site { owner, name, message, raw_data: None, external: false };
-        for field in fields(self.bytes, range.clone()) {
-            let field = field?;
-            match field.number {
-                // Protobuf: the last occurrence of a field counts.
-                TENSOR_RAW_DATA => site.raw_data = field.payload,
-                TENSOR_EXTERNAL_DATA => site.external = true,
-                _ => {}
-            }
-        }
+        let located = located(self.bytes, range.clone())?;
+        let (raw_data, raw_field) = located.map_or((None, TENSOR_RAW_DATA), |(field, range)| (Some(range), field));
+        let external = !self.first(range.clone(), TENSOR_EXTERNAL_DATA)?.is_empty();
+        let ordinal = self.tensors;
+        self.tensors += 1;
+        let site = Site { ordinal, name, message, raw_data, raw_field, external };
         let (dropped, data): (&[u64], _) = match (self.edit)(&site)? {
-            Edit::Keep => (&[], None),
-            Edit::RawData(part) => (&[TENSOR_RAW_DATA], Some(part)),
+            Edit::RawData(part) => (&[TENSOR_RAW_DATA, site.raw_field], part),
             Edit::Replace(part) => (&TENSOR_DATA, part),
         };
         let mut rope = Rope::default();
@@ -349,42 +319,45 @@ impl<'a, E: From<WireError>> Rewriter<'a, '_, E> {
     }
 }
 
-/// Where the bytes of a tensor lie in the file, in place of the bytes themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What stands for the `raw_data` of a tensor in a skeleton: which tensor of the file it is, and where its bytes lie there.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Locator {
-    pub offset: u64,
-    pub len: u64,
+    /// Tensors before this one in the file. Copies of a tensor, which inlined functions hold, keep it.
+    pub ordinal: u64,
+    /// Absent if the tensor has no `raw_data`.
+    pub range: Option<Range<u64>>,
 }
 
 impl Locator {
-    fn to_bytes(self) -> Vec<u8> {
-        [self.offset.to_le_bytes(), self.len.to_le_bytes()].concat()
+    /// What stands in `raw_data` for the bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let range = self.range.iter().flat_map(|range| [range.start, range.end]);
+        std::iter::once(self.ordinal).chain(range).flat_map(u64::to_le_bytes).collect()
     }
 
     /// Reads a locator from the `raw_data` of a tensor of a skeleton.
     pub fn from_bytes(bytes: &[u8]) -> Option<Locator> {
-        let (offset, len) = bytes.split_at_checked(8)?;
-        Some(Locator { offset: u64::from_le_bytes(offset.try_into().ok()?), len: u64::from_le_bytes(len.try_into().ok()?) })
-    }
-
-    /// The bytes in the file that the locator was made from.
-    pub fn slice(self, file: &[u8]) -> Option<&[u8]> {
-        let start = usize::try_from(self.offset).ok()?;
-        let end = start.checked_add(usize::try_from(self.len).ok()?)?;
-        file.get(start..end)
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_le_bytes));
+        let ordinal = words.next()?.ok()?;
+        let range = match (words.next(), words.next()) {
+            (Some(Ok(start)), Some(Ok(end))) => Some(start..end),
+            _ => None,
+        };
+        Some(Locator { ordinal, range })
     }
 }
 
-/// The model in `file` with every `raw_data` replaced by a [`Locator`] into `file`.
+/// The bytes of `file` in `range`, if it has them.
+pub(crate) fn slice(file: &[u8], range: Range<u64>) -> Option<&[u8]> {
+    file.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+/// The model in `file` with a [`Locator`] as the `raw_data` of every tensor.
 pub(crate) fn skeleton(file: &[u8]) -> Result<Vec<u8>, WireError> {
     let rope = rewrite::<WireError>(file, &mut |site| {
-        Ok(match &site.raw_data {
-            None => Edit::Keep,
-            Some(range) => {
-                let locator = Locator { offset: range.start as u64, len: range.len() as u64 };
-                Edit::RawData(Part::Literal(locator.to_bytes()))
-            }
-        })
+        let range = site.raw_data.as_ref().map(|range| range.start as u64..range.end as u64);
+        let locator = Locator { ordinal: site.ordinal, range };
+        Ok(Edit::RawData(Some(Part::Literal(locator.to_bytes()))))
     })?;
     let mut bytes = Vec::with_capacity(rope.len() as usize);
     for part in &rope.parts {

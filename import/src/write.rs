@@ -8,8 +8,8 @@ use prost::Message;
 
 use crate::error::{ArtifactError, ImportError};
 use crate::model::{Model, ModelParameter};
-use crate::tensor::{TensorError, arithmetic};
-use crate::wire::{self, Edit, Locator, Owner, Part, Rope, Site};
+use crate::tensor::{self, TensorError, arithmetic};
+use crate::wire::{self, Edit, Locator, Part, Rope, Site};
 
 /// Where today's value of each parameter comes from, by name: in the dtype of the file or in that of the graph (f32).
 pub type WeightSource<'a> = dyn Fn(&str) -> Result<Tensor, ImportError> + 'a;
@@ -50,7 +50,8 @@ pub(crate) fn rewritten(model: &Model, data: ParameterData) -> Result<Rope, Impo
 }
 
 fn edit(model: &Model, site: &Site, data: ParameterData) -> Result<Edit, ImportError> {
-    if let Some(parameter) = parameter(model, site) {
+    let locator = site.raw_data.as_ref().and_then(|range| Locator::from_bytes(&model.skeleton[range.clone()]));
+    if let Some(parameter) = locator.as_ref().and_then(|locator| model.stored_parameter(locator.ordinal)) {
         return Ok(Edit::Replace(match data {
             ParameterData::Absent => None,
             ParameterData::Streamed => {
@@ -64,21 +65,12 @@ fn edit(model: &Model, site: &Site, data: ParameterData) -> Result<Edit, ImportE
     };
     if site.external {
         let proto = TensorProto::decode(site.message)?;
-        let tensor = model.storage.read(&proto).map_err(error)?;
+        // Narrow elements stay packed, as they are.
+        let stored = tensor::packed(&proto).map_err(error)?.map_or(proto, |(_, packed)| packed);
+        let tensor = model.storage.read(&stored).map_err(error)?;
         return Ok(Edit::Replace(Some(Part::Literal(tensor.into_bytes()))));
     }
-    let Some(range) = &site.raw_data else { return Ok(Edit::Keep) };
-    let bytes = Locator::from_bytes(&model.skeleton[range.clone()]).and_then(|l| l.slice(model.storage.main.as_slice()));
-    let bytes = bytes.ok_or_else(|| error(TensorError::OutOfFile))?;
-    Ok(Edit::RawData(Part::Literal(bytes.to_vec())))
-}
-
-/// The parameter whose data a tensor of the skeleton holds.
-fn parameter<'m>(model: &'m Model, site: &Site) -> Option<&'m ModelParameter> {
-    let name = match site.owner {
-        Owner::Initializer => site.name,
-        Owner::Attribute { output } => output,
-        Owner::Nested => return None,
-    };
-    model.parameter(std::str::from_utf8(name).ok()?)
+    let Some(range) = locator.and_then(|locator| locator.range) else { return Ok(Edit::RawData(None)) };
+    let bytes = model.storage.located(range).ok_or_else(|| error(TensorError::OutOfFile))?;
+    Ok(Edit::RawData(Some(Part::Literal(bytes.to_vec()))))
 }

@@ -320,7 +320,8 @@ fn concat(op: &'static str, axis: usize, operands: &[&TensorType]) -> Result<Ten
     let mut shape = first.shape.to_vec();
     shape[axis] = 0;
     for x in operands {
-        if x.dtype != first.dtype || x.shape.without(&[axis]) != first.shape.without(&[axis]) {
+        let same_rank = x.shape.rank() == first.shape.rank();
+        if x.dtype != first.dtype || !same_rank || x.shape.without(&[axis]) != first.shape.without(&[axis]) {
             return Err(TypeError::Mismatch { op, a: (*first).clone(), b: (*x).clone() });
         }
         shape[axis] += x.shape[axis];
@@ -371,7 +372,7 @@ fn dot(op: &'static str, dims: &DotDims, a: &TensorType, b: &TensorType) -> Resu
 
 fn conv(op: &'static str, dims: &ConvDims, x: &TensorType, w: &TensorType) -> Result<TensorType, TypeError> {
     let spatial = dims.stride.len();
-    if x.dtype != w.dtype || !x.dtype.is_float() {
+    if x.dtype != w.dtype || x.dtype == DType::Bool {
         return Err(TypeError::Mismatch { op, a: x.clone(), b: w.clone() });
     }
     let attributes = [dims.pads.len(), dims.input_dilation.len(), dims.kernel_dilation.len()];

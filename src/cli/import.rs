@@ -47,12 +47,24 @@ pub fn run(args: &ImportArgs) -> Result<(), Failure> {
             Err(error) => return Err(error.into()),
         }
     }
+    warn_copies(&model)?;
     report(&model, args.json)?;
     if let Some(out) = &args.out {
         model.set_bindings(bindings);
         model.save(out)?;
         eprintln!("wrote {}", out.display());
     }
+    Ok(())
+}
+
+/// Weights that the file holds more than once: they train apart.
+fn warn_copies(model: &Model) -> Result<(), Failure> {
+    let copies = model.copies()?;
+    let equal = copies.equal.iter().map(|names| format!("{} are equal", names.join(", ")));
+    let transposed = copies.transposed.iter().map(|(a, b)| format!("{b} is {a}, transposed"));
+    let each: Vec<String> =
+        equal.chain(transposed).map(|what| format!("{what}: copies of one weight will train apart")).collect();
+    warn_all(&each);
     Ok(())
 }
 
@@ -70,6 +82,10 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
         outputs.row([output.name.clone(), dtype, output.dims.as_deref().map_or("undeclared".to_string(), shape)]);
     }
     let parameters = parameters(model);
+    let mut shared = Table::new(["name", "nodes that read it"]);
+    for (name, count) in model.imported().shared() {
+        shared.row([name.to_string(), count.to_string()]);
+    }
     let mut ops = Table::new(["op", "nodes"]);
     for (op, count) in model.imported().op_counts() {
         ops.row([op.clone(), count.to_string()]);
@@ -82,6 +98,7 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
             "inputs": inputs.json(),
             "outputs": outputs.json(),
             "parameters": parameters.json(),
+            "shared": shared.json(),
             "ops": model.imported().op_counts(),
             "warnings": warnings,
         }));
@@ -89,7 +106,13 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
     let elements = |trainable: bool| -> usize {
         model.parameters().iter().filter(|p| p.trainable == trainable).map(|p| p.shape.numel()).sum()
     };
-    let sections = [inputs.text("inputs"), outputs.text("outputs"), parameters.text("parameters"), ops.text("operators")];
+    let sections = [
+        inputs.text("inputs"),
+        outputs.text("outputs"),
+        parameters.text("parameters"),
+        shared.text("shared weights"),
+        ops.text("operators"),
+    ];
     let totals = format!("{} trainable numbers, {} others\n", elements(true), elements(false));
     print(&format!("{}\n{totals}", sections.join("\n")))
 }

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Model, Shape, Tensor};
+use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -114,6 +114,12 @@ struct ModelArgs {
     /// Elements of an input of at most one axis whose values decide shapes, for instance axes=0,-1
     #[arg(long = "value", value_name = "NAME=VALUES", value_parser = parse_values, allow_hyphen_values = true)]
     values: Vec<(String, Vec<f64>)>,
+    /// Make float parameters of quantised weights, as training always does
+    #[arg(long)]
+    dequantize: bool,
+    /// Raise or lower a limit of what a model file may ask for, for instance nodes=2000000; see docs/LIMITS.md
+    #[arg(long = "limit", value_name = "NAME=N", value_parser = parse_limit)]
+    limits: Vec<(String, u64)>,
 }
 
 impl ModelArgs {
@@ -136,8 +142,21 @@ impl ModelArgs {
 
     /// Opens the model and shows what is worth knowing about it.
     fn open(&self, outputs: &[String]) -> Result<Model, Failure> {
+        self.open_as(outputs, self.dequantize)
+    }
+
+    /// As [`ModelArgs::open`], with every weight a float.
+    fn open_to_train(&self) -> Result<Model, Failure> {
+        self.open_as(&[], true)
+    }
+
+    fn open_as(&self, outputs: &[String], dequantize: bool) -> Result<Model, Failure> {
         let outputs = (!outputs.is_empty()).then(|| outputs.to_vec());
-        let model = Model::open_with(&self.file, &ImportOptions { outputs })?;
+        let mut limits = Limits::default();
+        for (name, value) in &self.limits {
+            limits.set(name, *value).map_err(|e| Failure::input(e.to_string()))?;
+        }
+        let model = Model::open_with(&self.file, &ImportOptions { outputs, dequantize, limits })?;
         warn_all(model.warnings());
         Ok(model)
     }
@@ -152,6 +171,11 @@ fn warn_all<W: fmt::Display>(warnings: &[W]) {
 fn parse_dim(text: &str) -> Result<(String, usize), String> {
     let (name, size) = text.rsplit_once('=').ok_or("write NAME=N, for instance batch=8")?;
     Ok((name.to_string(), size.parse().map_err(|_| format!("{size:?} is not a size"))?))
+}
+
+fn parse_limit(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.rsplit_once('=').ok_or("write NAME=N, for instance nodes=2000000")?;
+    Ok((name.to_string(), value.parse().map_err(|_| format!("{value:?} is not a number"))?))
 }
 
 /// `NAME=0,-1`; nothing after `=` is an empty vector.

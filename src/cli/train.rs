@@ -223,7 +223,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     let folder = args.check_outputs()?;
     let resumed = args.resumed()?;
     let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
-    let mut model = args.model.open(&[])?;
+    let mut model = args.model.open_to_train()?;
     let options = args.options(&model, seed)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
     let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;

@@ -1,6 +1,6 @@
 //! Activations. Where the standard's formula would give `inf * 0` in a derivative, the argument is clamped first.
 
-use meganeura_ir::{BinaryOp, CompareOp, Composite, NodeId, Op, UnaryOp};
+use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, NodeId, Op, UnaryOp};
 
 use super::{Row, Rule, row};
 use crate::context::{self, Context};
@@ -20,6 +20,7 @@ pub(super) const ROWS: &[Row] = &[
     row("PRelu",                 2..=2, &[],     Rule::One(prelu)),
     row("Relu",                  1..=1, &[],     Rule::Composite(|| Composite::Relu)),
     row("Selu",                  1..=1, &[],     Rule::One(selu)),
+    row("Shrink",                1..=1, &[],     Rule::One(shrink)),
     row("Sigmoid",               1..=1, &[],     Rule::Unary(UnaryOp::Sigmoid)),
     row("Softmax",               1..=1, &[],     Rule::One(softmax)),
     row("Softplus",              1..=1, &[],     Rule::Unary(UnaryOp::Softplus)),
@@ -30,7 +31,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// `x` below `low` becomes `low`, above `high` becomes `high`; NaN stays. The derivative at a bound is that inside.
-fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {
+pub(super) fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) -> Result<NodeId, OpError> {
     let mut y = x;
     for (bound, beyond) in [(low, CompareOp::Lt), (high, CompareOp::Gt)] {
         let Some(bound) = bound else { continue };
@@ -43,7 +44,7 @@ fn clamp(c: &mut Context, x: NodeId, low: Option<NodeId>, high: Option<NodeId>) 
 }
 
 /// `max(0, min(1, alpha * x + beta))`
-fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<NodeId, OpError> {
+pub(super) fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<NodeId, OpError> {
     let y = c.scale(x, alpha)?;
     let y = c.shift(y, beta)?;
     let (zero, one) = (c.constant_like(x, 0.0)?, c.constant_like(x, 1.0)?);
@@ -51,14 +52,14 @@ fn hard_sigmoid_of(c: &mut Context, x: NodeId, alpha: f64, beta: f64) -> Result<
 }
 
 /// `if x > 0 { positive } else { negative }`
-fn by_sign(c: &mut Context, x: NodeId, positive: NodeId, negative: NodeId) -> Result<NodeId, OpError> {
+pub(super) fn by_sign(c: &mut Context, x: NodeId, positive: NodeId, negative: NodeId) -> Result<NodeId, OpError> {
     let zero = c.constant_like(x, 0.0)?;
     let above = c.compare(CompareOp::Gt, x, zero)?;
     Ok(c.select(above, positive, negative)?)
 }
 
 /// `exp(min(x, 0) / scale) - 1`
-fn exp_minus_one(c: &mut Context, x: NodeId, scale: f64) -> Result<NodeId, OpError> {
+pub(super) fn exp_minus_one(c: &mut Context, x: NodeId, scale: f64) -> Result<NodeId, OpError> {
     let zero = c.constant_like(x, 0.0)?;
     let y = c.binary(BinaryOp::Min, x, zero)?;
     let y = c.scale(y, 1.0 / scale)?;
@@ -180,6 +181,20 @@ pub(super) fn thresholded_relu(c: &mut Context) -> Result<NodeId, OpError> {
     let (alpha, zero) = (c.constant_like(x, alpha)?, c.constant_like(x, 0.0)?);
     let above = c.compare(CompareOp::Gt, x, alpha)?;
     Ok(c.select(above, x, zero)?)
+}
+
+/// `x + bias` below `-lambd`, `x - bias` above `lambd`, 0 between. Integers are taken as reals, and truncated.
+pub(super) fn shrink(c: &mut Context) -> Result<NodeId, OpError> {
+    let (bias, lambd) = (c.float_or("bias", 0.0)?, c.float_or("lambd", 0.5)?);
+    let x = c.input(0)?;
+    let dtype = c.ty(x).dtype;
+    let x = if dtype.is_float() { x } else { c.cast(x, DType::F32)? };
+    let (low, high, zero) = (c.constant_like(x, -lambd)?, c.constant_like(x, lambd)?, c.constant_like(x, 0.0)?);
+    let (below, above) = (c.compare(CompareOp::Lt, x, low)?, c.compare(CompareOp::Gt, x, high)?);
+    let (raised, lowered) = (c.shift(x, bias)?, c.shift(x, -bias)?);
+    let y = c.select(above, lowered, zero)?;
+    let y = c.select(below, raised, y)?;
+    Ok(c.cast(y, dtype)?)
 }
 
 pub(super) fn softmax(c: &mut Context) -> Result<NodeId, OpError> {

@@ -16,9 +16,13 @@ pub(super) const ROWS: &[Row] = &[
     row("MatMul",                2..=2, &[],     Rule::One(matmul)),
 ];
 
-/// NumPy's `matmul`: vectors are promoted, leading axes broadcast.
 pub(super) fn matmul(c: &mut Context) -> Result<NodeId, OpError> {
     let (a, b) = (c.input(0)?, c.input(1)?);
+    matrix_product(c, a, b)
+}
+
+/// NumPy's `matmul` of operands 0 and 1: vectors are promoted, leading axes broadcast.
+pub(super) fn matrix_product(c: &mut Context, a: NodeId, b: NodeId) -> Result<NodeId, OpError> {
     let (a_shape, b_shape) = (c.shape(a), c.shape(b));
     if a_shape.rank() == 0 || b_shape.rank() == 0 {
         return Err(c.operand_error(if a_shape.rank() == 0 { 0 } else { 1 }, "at least one axis is needed"));
@@ -95,15 +99,16 @@ fn spatial(c: &Context, x: NodeId, w: NodeId) -> Result<(Vec<usize>, Vec<usize>)
     Ok((x[2..].to_vec(), w[2..].to_vec()))
 }
 
-fn groups(c: &Context) -> Result<usize, OpError> {
-    let group = c.int_or("group", 1)?;
-    let error = || OpError::Attribute { name: "group", value: group.to_string(), reason: "at least one group is needed" };
+/// A number of groups, 1 by default.
+pub(super) fn groups(c: &Context, name: &'static str) -> Result<usize, OpError> {
+    let group = c.int_or(name, 1)?;
+    let error = || OpError::Attribute { name, value: group.to_string(), reason: "at least one group is needed" };
     usize::try_from(group).ok().filter(|&g| g > 0).ok_or_else(error)
 }
 
-/// Adds a bias per channel, unless it is known to be zero.
-fn add_bias(c: &mut Context, y: NodeId) -> Result<NodeId, OpError> {
-    let Some(bias) = c.optional(2) else { return Ok(y) };
+/// Adds operand `index`, a bias per channel, unless it is known to be zero.
+pub(super) fn add_bias(c: &mut Context, y: NodeId, index: usize) -> Result<NodeId, OpError> {
+    let Some(bias) = c.optional(index) else { return Ok(y) };
     let shape = c.shape(y);
     let repeated = c.broadcast_along(bias, &shape, 1)?;
     if c.is_uniform(bias, 0.0) { Ok(y) } else { Ok(c.add(y, repeated)?) }
@@ -111,6 +116,12 @@ fn add_bias(c: &mut Context, y: NodeId) -> Result<NodeId, OpError> {
 
 pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, w) = (c.input(0)?, c.input(1)?);
+    let y = convolve(c, x, w)?;
+    add_bias(c, y, 2)
+}
+
+/// The convolution of `x` with `w` by the node's attributes.
+pub(super) fn convolve(c: &mut Context, x: NodeId, w: NodeId) -> Result<NodeId, OpError> {
     let (input, kernel) = spatial(c, x, w)?;
     let window = window(c, &input, Some(&kernel))?;
     let dims = ConvDims {
@@ -118,10 +129,9 @@ pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
         pads: window.pads,
         input_dilation: vec![1; input.len()],
         kernel_dilation: window.dilation,
-        groups: groups(c)?,
+        groups: groups(c, "group")?,
     };
-    let y = c.push(Op::Conv(dims), &[x, w])?;
-    add_bias(c, y)
+    Ok(c.push(Op::Conv(dims), &[x, w])?)
 }
 
 /// The transpose of a convolution: a convolution of the dilated input with the flipped kernel, input and output channels
@@ -129,7 +139,7 @@ pub(super) fn conv(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn conv_transpose(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, w) = (c.input(0)?, c.input(1)?);
     let (input, kernel) = spatial(c, x, w)?;
-    let groups = groups(c)?;
+    let groups = groups(c, "group")?;
     let count = input.len();
     if c.ints("kernel_shape")?.is_some() && c.extents("kernel_shape", count, 1)? != kernel {
         let value = format!("{kernel:?}");
@@ -188,5 +198,5 @@ pub(super) fn conv_transpose(c: &mut Context) -> Result<NodeId, OpError> {
         groups,
     };
     let y = c.push(Op::Conv(dims), &[x, weight])?;
-    add_bias(c, y)
+    add_bias(c, y, 2)
 }

@@ -2,9 +2,10 @@
 
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, UnaryOp};
 
-use super::{ANY, Row, Rule, row};
+use super::{ANY, Row, Rule, narrow, row};
 use crate::context::Context;
 use crate::error::OpError;
+use crate::narrow::Narrow;
 use crate::tensor::{self, arithmetic};
 
 #[rustfmt::skip]
@@ -61,7 +62,7 @@ pub(super) const ROWS: &[Row] = &[
     row("Xor",                   2..=2, &[],     Rule::Binary(BinaryOp::Xor)),
 ];
 
-/// Attributes that say nothing about numbers here: rounding of saturated 8-bit floats.
+/// Attributes that say nothing about the numbers of wide types: they are for 8-bit floats.
 const CAST_ATTRIBUTES: [&str; 2] = ["saturate", "round_mode"];
 
 pub(super) fn binary(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
@@ -179,16 +180,37 @@ pub(super) fn where_(c: &mut Context) -> Result<NodeId, OpError> {
     Ok(c.select(operands[0], operands[1], operands[2])?)
 }
 
-/// To a float of any width: f32.
+/// To a float of 16 bits or more: f32.
 pub(super) fn cast(c: &mut Context) -> Result<NodeId, OpError> {
-    c.ignore(&CAST_ATTRIBUTES);
     let to = c.int("to")?.ok_or(OpError::MissingAttribute("to"))?;
-    let dtype = tensor::dtype(i32::try_from(to).unwrap_or(0))?;
+    cast_to(c, i32::try_from(to).unwrap_or(0))
+}
+
+/// Operand 0 as elements of a `TensorProto.DataType`.
+fn cast_to(c: &mut Context, data_type: i32) -> Result<NodeId, OpError> {
+    match crate::narrow::narrow(data_type) {
+        Some(narrow) => cast_to_narrow(c, narrow),
+        None => {
+            let dtype = tensor::dtype(data_type)?;
+            c.ignore(&CAST_ATTRIBUTES);
+            let x = c.input(0)?;
+            Ok(c.cast(x, arithmetic(dtype))?)
+        }
+    }
+}
+
+fn cast_to_narrow(c: &mut Context, to: Narrow) -> Result<NodeId, OpError> {
+    let saturate = c.flag("saturate", true)?;
+    let mode = c.choice("round_mode", "up", &narrow::ROUND_MODES)?;
     let x = c.input(0)?;
-    Ok(c.cast(x, arithmetic(dtype))?)
+    c.set_narrow(Some(to));
+    narrow::cast(c, x, to, saturate, mode)
 }
 
 pub(super) fn cast_like(c: &mut Context) -> Result<NodeId, OpError> {
+    if let Some(narrow) = c.narrow(1) {
+        return cast_to_narrow(c, narrow);
+    }
     c.ignore(&CAST_ATTRIBUTES);
     let (x, like) = (c.input(0)?, c.input(1)?);
     let dtype = c.ty(like).dtype;

@@ -5,17 +5,50 @@
 //! rule takes both. Formulas are those of the operator reference at onnx.ai.
 
 mod activation;
+mod attention;
+mod bits;
 mod constants;
 mod contraction;
+mod control;
+mod data_dependent;
+mod deform;
+mod einsum;
+mod grid;
 mod indexing;
+mod linear_algebra;
+mod linear_attention;
+mod loss;
 mod math;
+mod matmul_nbits;
+mod microsoft;
+mod microsoft_attention;
+mod ml;
 mod movement;
+mod narrow;
 mod normalization;
+mod one_hot;
+mod optimizer;
 mod pooling;
+mod quantization;
+mod quantized;
+mod random;
+mod recurrent;
 mod reduction;
+mod resize;
+mod roi;
+mod rotary;
+mod sampling;
+mod scan;
+mod scatter;
+mod sequence;
 mod shape;
+mod signal;
+mod sort;
+mod spatial;
+mod standardization;
 #[cfg(test)]
 mod tests;
+mod trees;
 mod window;
 
 use std::collections::HashMap;
@@ -24,8 +57,10 @@ use std::sync::LazyLock;
 
 use meganeura_ir::{ArgOp, BinaryOp, CompareOp, Composite, NodeId, UnaryOp};
 
+use crate::body::Control;
 use crate::context::Context;
 use crate::error::OpError;
+use crate::value::Value;
 
 /// How an operator becomes nodes.
 #[derive(Clone, Copy)]
@@ -42,6 +77,10 @@ pub(crate) enum Rule {
     Arg(ArgOp),
     One(fn(&mut Context) -> Result<NodeId, OpError>),
     Many(fn(&mut Context) -> Result<Vec<NodeId>, OpError>),
+    /// Operands and results may be sequences and optional values.
+    Values(fn(&mut Context) -> Result<Vec<Value>, OpError>),
+    /// The node holds graphs.
+    Control(fn(&mut Control) -> Result<Vec<Value>, OpError>),
 }
 
 /// One operator.
@@ -61,18 +100,54 @@ const fn row(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static 
     Row { domain: "", op, inputs, statics, rule }
 }
 
+/// An operator that onnxruntime contributes.
+const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'static [usize], rule: Rule) -> Row {
+    Row { domain: "com.microsoft", op, inputs, statics, rule }
+}
+
 /// The table of operators, family by family.
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
+    bits::ROWS,
+    attention::ROWS,
     constants::ROWS,
     contraction::ROWS,
+    data_dependent::ROWS,
+    einsum::ROWS,
+    deform::ROWS,
+    grid::ROWS,
+    control::ROWS,
     indexing::ROWS,
+    linear_algebra::ROWS,
+    loss::ROWS,
     math::ROWS,
+    ml::ROWS,
+    linear_attention::ROWS,
+    matmul_nbits::ROWS,
+    microsoft::ROWS,
+    microsoft_attention::ROWS,
     movement::ROWS,
     normalization::ROWS,
+    one_hot::ROWS,
+    optimizer::ROWS,
     pooling::ROWS,
+    random::ROWS,
+    quantization::ROWS,
+    quantized::ROWS,
+    recurrent::ROWS,
     reduction::ROWS,
+    scan::ROWS,
+    scatter::ROWS,
+    rotary::ROWS,
+    sequence::ROWS,
     shape::ROWS,
+    sort::ROWS,
+    standardization::ROWS,
+    trees::ROWS,
+    resize::ROWS,
+    roi::ROWS,
+    signal::ROWS,
+    spatial::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {
@@ -86,9 +161,9 @@ pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
     INDEX.get(&(domain, op)).copied()
 }
 
-/// Adds the nodes of one operator and returns its results, by output position.
-pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> {
-    let found = c.input_count();
+/// Checks number and kind of the operands.
+pub(crate) fn check_inputs(row: &Row, inputs: &[Option<Value>]) -> Result<(), OpError> {
+    let found = inputs.len();
     if !row.inputs.contains(&found) {
         let expected = match (*row.inputs.start(), *row.inputs.end()) {
             (low, high) if low == high => low.to_string(),
@@ -97,6 +172,23 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
         };
         return Err(OpError::InputCount { found, expected });
     }
+    if matches!(row.rule, Rule::Values(_) | Rule::Control(_)) {
+        return Ok(());
+    }
+    let other = inputs.iter().enumerate().find_map(|(i, v)| v.as_ref().filter(|v| v.tensor().is_none()).map(|v| (i, v)));
+    other.map_or(Ok(()), |(index, value)| Err(value_error(index, Some(value), "a tensor is needed")))
+}
+
+/// An error about operand `index`, which is of the wrong kind.
+pub(crate) fn value_error(index: usize, value: Option<&Value>, reason: &'static str) -> OpError {
+    match value {
+        Some(value) => OpError::Value { index, found: value.kind().to_owned(), reason },
+        None => OpError::MissingInput(index),
+    }
+}
+
+/// Adds the nodes of one operator and returns its results, by output position.
+pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<Value>, OpError> {
     let one = match row.rule {
         Rule::Unary(op) => {
             let x = c.input(0)?;
@@ -112,11 +204,14 @@ pub(crate) fn lower(row: &Row, c: &mut Context) -> Result<Vec<NodeId>, OpError> 
         Rule::Reduce(reduce) => reduction::lower(c, reduce)?,
         Rule::Arg(op) => reduction::arg(c, op)?,
         Rule::One(rule) => rule(c)?,
-        Rule::Many(rule) => return rule(c),
+        Rule::Many(rule) => return Ok(rule(c)?.into_iter().map(Value::Tensor).collect()),
+        Rule::Values(rule) => return rule(c),
+        Rule::Control(_) => return Err(OpError::unsupported("a body here")),
     };
-    Ok(vec![one])
+    Ok(vec![Value::Tensor(one)])
 }
 
+/// Domain and name of every operator that has a rule.
 pub(crate) fn table() -> impl Iterator<Item = (&'static str, &'static str)> {
     rows().map(|row| (row.domain, row.op))
 }

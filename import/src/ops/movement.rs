@@ -6,6 +6,7 @@ use super::constants::{diagonal, shape_operand};
 use super::{ANY, Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
+use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
@@ -13,7 +14,7 @@ pub(super) const ROWS: &[Row] = &[
     row("Dropout",               1..=3, &[1, 2], Rule::Many(dropout)),
     row("Expand",                2..=2, &[1],    Rule::One(expand)),
     row("Flatten",               1..=1, &[],     Rule::One(flatten)),
-    row("Identity",              1..=1, &[],     Rule::One(identity)),
+    row("Identity",              1..=1, &[],     Rule::Values(identity)),
     row("Pad",                   1..=4, &[1, 2, 3], Rule::One(pad)),
     row("Reshape",               2..=2, &[1],    Rule::One(reshape)),
     row("Slice",                 1..=5, &[1, 2, 3, 4], Rule::One(slice)),
@@ -25,8 +26,8 @@ pub(super) const ROWS: &[Row] = &[
     row("Unsqueeze",             1..=2, &[1],    Rule::One(unsqueeze)),
 ];
 
-pub(super) fn identity(c: &mut Context) -> Result<NodeId, OpError> {
-    c.input(0)
+pub(super) fn identity(c: &mut Context) -> Result<Vec<Value>, OpError> {
+    Ok(vec![c.value(0).ok_or(OpError::MissingInput(0))?.clone()])
 }
 
 /// Inference: the operand itself, and a mask of ones.
@@ -280,6 +281,18 @@ fn crop(c: &mut Context, x: NodeId, widths: &[(i64, i64)]) -> Result<NodeId, OpE
         y = slice_axis(c, y, axis, low, size)?;
     }
     Ok(y)
+}
+
+/// `x` at the start of zeros of `shape`, which has room for it.
+pub(super) fn pad_zeros(c: &mut Context, x: NodeId, shape: &Shape) -> Result<NodeId, OpError> {
+    let from = c.shape(x);
+    if from == *shape {
+        return Ok(x);
+    }
+    let dims = from.iter().zip(shape.iter()).map(|(&from, &to)| PadDim { low: 0, high: to.saturating_sub(from), interior: 0 });
+    let dims = dims.collect();
+    let zero = c.constant_tensor(Tensor::from_f64(c.ty(x).dtype, Shape::scalar(), &[0.0]))?;
+    Ok(c.push(Op::Pad(dims), &[x, zero])?)
 }
 
 /// Pads that repeat elements of the tensor: one gather per padded axis.

@@ -125,7 +125,7 @@ fn an_exported_model_is_the_original_but_for_its_weights() {
 #[test]
 fn an_artifact_of_some_outputs_keeps_to_them() {
     let folder = tempfile::tempdir().unwrap();
-    let options = ImportOptions { outputs: Some(vec!["aside".to_owned()]) };
+    let options = ImportOptions { outputs: Some(vec!["aside".to_owned()]), ..ImportOptions::default() };
     let model = Model::from_onnx(sample().bytes(), &options).unwrap();
     assert_eq!(model.parameters().len(), 0);
     let copy = reopened(folder.path(), &artifact(&model)).unwrap();

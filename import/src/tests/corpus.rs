@@ -15,12 +15,15 @@ fn corpus(file: &str) -> PathBuf {
 }
 
 /// An array of an npz file. `keys` are tried in turn.
-fn array(file: &Path, keys: &[String]) -> Tensor {
+pub(super) fn array(file: &Path, keys: &[String]) -> Tensor {
     let mut npz = NpzReader::new(File::open(file).unwrap()).unwrap();
     let names = npz.names().unwrap();
     let name = keys.iter().find(|k| names.contains(k)).unwrap_or_else(|| panic!("{keys:?} not among {names:?}")).clone();
     if let Ok(a) = npz.by_name::<ndarray::OwnedRepr<f32>, ndarray::IxDyn>(&name) {
         return Tensor::from_f32(a.shape(), &a.iter().copied().collect::<Vec<_>>());
+    }
+    if let Ok(a) = npz.by_name::<ndarray::OwnedRepr<bool>, ndarray::IxDyn>(&name) {
+        return Tensor::from_i64(meganeura_ir::DType::Bool, a.shape(), &a.iter().map(|&v| v as i64).collect::<Vec<_>>());
     }
     let a = npz.by_name::<ndarray::OwnedRepr<i64>, ndarray::IxDyn>(&name).unwrap();
     Tensor::from_i64(meganeura_ir::DType::I64, a.shape(), &a.iter().copied().collect::<Vec<_>>())

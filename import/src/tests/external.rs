@@ -4,7 +4,7 @@ use crate::proto::{StringStringEntryProto, TensorProto};
 use meganeura_ir::DType;
 
 use crate::testing::{ModelBuilder, f32s, node, tensor_proto};
-use crate::{ImportError, Model, TensorError, write_onnx};
+use crate::{ImportError, ImportOptions, Limit, Model, TensorError, write_onnx};
 
 fn external(entries: &[(&str, &str)]) -> TensorProto {
     let entry = |(key, value): &(&str, &str)| StringStringEntryProto { key: (*key).to_owned(), value: (*value).to_owned() };
@@ -25,8 +25,7 @@ fn save(folder: &Path, proto: TensorProto) -> std::path::PathBuf {
 }
 
 fn weight(folder: &Path, entries: &[(&str, &str)]) -> Result<meganeura_ir::Tensor, TensorError> {
-    let model = Model::open(save(folder, external(entries))).unwrap();
-    model.weight("w").map_err(|e| match e {
+    Model::open(save(folder, external(entries))).and_then(|model| model.weight("w")).map_err(|e| match e {
         ImportError::Tensor { source, .. } => source,
         other => panic!("{other}"),
     })
@@ -56,7 +55,8 @@ fn external_data_is_read_from_the_models_folder() {
 fn external_data_outside_the_folder_is_refused() {
     let (root, folder) = folders();
     let absolute = root.path().join("secret");
-    for location in ["../secret", "sub/../../secret", absolute.to_str().unwrap(), "", ".", "sub"] {
+    let outside = ["../secret", "sub/../../secret", "sub/../data", absolute.to_str().unwrap(), "/dev/zero"];
+    for location in outside.into_iter().chain(["", ".", "/", "sub", "sub\\data", "..\\secret", "C:\\data", "data\0"]) {
         let error = weight(&folder, &[("location", location)]).unwrap_err();
         assert!(matches!(error, TensorError::Confinement { .. }), "{location}: {error}");
     }
@@ -71,6 +71,50 @@ fn symbolic_links_are_refused() {
     for location in ["link", "up/secret"] {
         let error = weight(&folder, &[("location", location)]).unwrap_err();
         assert!(matches!(error, TensorError::Confinement { .. }), "{location}: {error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn files_with_other_names_and_pipes_are_refused() {
+    let (root, folder) = folders();
+    std::fs::hard_link(root.path().join("secret"), folder.join("linked")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
+    assert!(made.success());
+    for (location, part) in [("linked", "hard links"), ("pipe", "no regular file"), ("data/x", "no regular file")] {
+        let error = weight(&folder, &[("location", location)]).unwrap_err();
+        assert!(matches!(error, TensorError::Confinement { .. }) && error.to_string().contains(part), "{location}: {error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_model_that_is_no_regular_file_is_refused() {
+    let (_root, folder) = folders();
+    assert!(matches!(Model::open(&folder), Err(ImportError::NoFile)));
+    let pipe = folder.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(matches!(Model::open(pipe), Err(ImportError::NoFile)));
+    assert!(matches!(Model::open("/dev/zero"), Err(ImportError::NoFile)));
+}
+
+#[test]
+fn a_checksum_is_ignored() {
+    let (_root, folder) = folders();
+    let entries = [("location", "data"), ("offset", "4"), ("length", "8"), ("checksum", "00")];
+    assert_eq!(weight(&folder, &entries).unwrap(), f32s(&[2], &[1.0, 2.0]));
+}
+
+#[test]
+fn the_number_and_size_of_external_files_are_limited() {
+    let (_root, folder) = folders();
+    let path = save(&folder, external(&[("location", "data"), ("offset", "4")]));
+    for (name, limit) in [("external-files", Limit::ExternalFiles), ("external-bytes", Limit::ExternalBytes)] {
+        let mut options = ImportOptions::default();
+        options.limits.set(name, 0).unwrap();
+        let error = Model::open_with(&path, &options).unwrap_err();
+        let ImportError::Tensor { source: TensorError::Limit(error), .. } = &error else { panic!("{error}") };
+        assert_eq!(error.limit, limit);
     }
 }
 

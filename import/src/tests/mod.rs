@@ -1,6 +1,13 @@
 mod artifact;
+mod bad_files;
+mod control;
 mod corpus;
+mod dequantize;
 mod external;
+mod functions;
+mod report;
+mod sequence;
+mod sparse;
 mod specialize;
 mod structure;
 mod wire;

@@ -1,7 +1,7 @@
 use meganeura_ir::{DType, Op, Tensor};
 
 use crate::testing::{ModelBuilder, evaluate, f32s, i64s, node, run};
-use crate::{BindingError, Bindings, ImportError, Warning};
+use crate::{BindingError, Bindings, Dim, ImportError, Warning};
 
 fn bindings(dims: &[(&str, usize)], shapes: &[(&str, &[usize])]) -> Bindings {
     Bindings {
@@ -68,6 +68,67 @@ fn sizes_that_disagree_or_do_not_exist_are_errors() {
     assert!(matches!(error(bindings(&[("bach", 3)], &[])), BindingError::UnknownDim { .. }));
     assert!(matches!(error(bindings(&[], &[("z", &[1])])), BindingError::UnknownInput { .. }));
     assert!(matches!(error(bindings(&[], &[("x", &[1])])), BindingError::Rank { expected: 3, .. }));
+}
+
+/// `y = x * halves[::2]`, as torch.onnx.export writes the sizes.
+fn doubled() -> ModelBuilder {
+    ModelBuilder::new(17)
+        .input("x", DType::F32, "half,3")
+        .input("halves", DType::F32, "2*half,3")
+        .initializer("start", &i64s(&[1], &[0]))
+        .initializer("end", &i64s(&[1], &[i64::MAX]))
+        .initializer("axis", &i64s(&[1], &[0]))
+        .initializer("step", &i64s(&[1], &[2]))
+        .node(node("Slice", &["halves", "start", "end", "axis", "step"], &["even"]))
+        .node(node("Mul", &["x", "even"], &["y"]))
+        .declared_output("y", DType::F32, "half,3")
+}
+
+#[test]
+fn sizes_that_are_expressions_are_computed_or_solved() {
+    let model = doubled().open().unwrap();
+    for bindings in [
+        bindings(&[("half", 4)], &[]),
+        bindings(&[("2*half", 8)], &[]),
+        bindings(&[], &[("halves", &[8, 3])]),
+        bindings(&[], &[("x", &[4, 3]), ("halves", &[8, 3])]),
+    ] {
+        let specialized = model.specialize(&bindings).unwrap();
+        assert_eq!(specialized.dims, [("half".to_owned(), 4)].into());
+        assert_eq!(specialized.warnings, []);
+        let shapes: Vec<_> = specialized.graph.inputs().iter().map(|i| i.ty.shape.to_vec()).collect();
+        assert_eq!(shapes, [[4, 3], [8, 3]]);
+    }
+    let error = |b| match model.specialize(&b).unwrap_err() {
+        ImportError::Binding(e) => e,
+        other => panic!("{other}"),
+    };
+    let odd = error(bindings(&[], &[("halves", &[7, 3])]));
+    assert_eq!(odd.to_string(), "no size makes \"2*half\" equal to 7");
+    let contradiction = error(bindings(&[("half", 3)], &[("halves", &[8, 3])]));
+    assert_eq!(contradiction.to_string(), "no size makes \"2*half\" equal to 8 where half = 3");
+    let BindingError::Missing(missing) = error(bindings(&[], &[])) else { panic!() };
+    assert_eq!(missing.len(), 1);
+}
+
+#[test]
+fn sizes_that_do_not_follow_are_asked_for() {
+    let open = |dims: &str| ModelBuilder::new(17).input("x", DType::F32, dims).output("x").open().unwrap();
+    let shape = |size| bindings(&[], &[("x", &[size])]);
+    for dims in ["a + b", "n//2", "n**2"] {
+        let error = open(dims).specialize(&shape(3)).unwrap_err();
+        assert!(matches!(&error, ImportError::Binding(BindingError::Missing(m)) if !m.is_empty()), "{dims}: {error}");
+    }
+    let mut both = shape(3);
+    both.dims.insert("n".to_owned(), 7);
+    assert_eq!(open("n//2").specialize(&both).unwrap().graph.inputs()[0].ty.shape.to_vec(), [3]);
+    let error = open("n - 5").specialize(&bindings(&[("n", 2)], &[])).unwrap_err();
+    assert!(matches!(error, ImportError::Binding(BindingError::NoSize { .. })), "{error}");
+    for name in ["s77", "unk__214", "p2o.DynamicDimension.0", "batch x heads"] {
+        assert_eq!(open(name).specialize(&bindings(&[(name, 3)], &[])).unwrap().dims, [(name.to_owned(), 3)].into());
+    }
+    let unnamed = open("-1");
+    assert_eq!(unnamed.inputs()[0].dims, [Dim::Symbol("x.0".to_owned())]);
 }
 
 #[test]
@@ -255,7 +316,7 @@ fn reshaping() -> ModelBuilder {
 fn inputs_whose_values_decide_shapes_are_named() {
     let model = reshaping().open().unwrap();
     let error = model.specialize(&bindings(&[], &[("target", &[2])])).unwrap_err();
-    let ImportError::ValuesNeeded { node, inputs } = &error else { panic!("{error}") };
+    let ImportError::ValuesNeeded { node, inputs, .. } = &error else { panic!("{error}") };
     assert_eq!((node.op.as_str(), inputs.as_slice()), ("Reshape", ["target".to_owned()].as_slice()));
 }
 

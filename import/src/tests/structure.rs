@@ -37,7 +37,10 @@ fn pruned_branches_need_no_support() {
         .node(node("Relu", &["x"], &["y"]))
         .output("label")
         .output("y");
-    let outputs = |names: &[&str]| ImportOptions { outputs: Some(names.iter().map(|n| (*n).to_owned()).collect()) };
+    let outputs = |names: &[&str]| ImportOptions {
+        outputs: Some(names.iter().map(|n| (*n).to_owned()).collect()),
+        ..ImportOptions::default()
+    };
     let model = Model::from_onnx(builder.bytes(), &outputs(&["y"])).unwrap();
     assert_eq!(model.inputs().len(), 1);
     assert_eq!(model.outputs().len(), 1);
@@ -250,35 +253,6 @@ fn damaged_tensors_are_errors_that_name_them() {
     }
     let error = open(&|p| p.data_type = 8).unwrap_err();
     assert!(error.to_string().contains("string"), "{error}");
-}
-
-#[test]
-fn equal_weights_are_found() {
-    let matrix = f32s(&[2, 2], &[1., 2., 3., 4.]);
-    let model = ModelBuilder::new(17)
-        .initializer("a", &matrix)
-        .initializer("b", &f32s(&[2, 2], &[1., 2., 3., 5.]))
-        .initializer("c", &matrix)
-        .node(node("Sum", &["a", "b", "c"], &["y"]))
-        .output("y")
-        .open()
-        .unwrap();
-    assert_eq!(model.tied_copies().unwrap(), [["a", "c"]]);
-}
-
-#[test]
-fn lost_names_and_wide_floats_are_reported() {
-    let model = ModelBuilder::new(17)
-        .initializer("onnx::Conv_1", &f32s(&[3], &[1.; 3]))
-        .initializer("wide", &Tensor::from_f64(DType::F64, [3], &[1.; 3]))
-        .node(node("Add", &["onnx::Conv_1", "wide"], &["y"]))
-        .output("y")
-        .open()
-        .unwrap();
-    let [renamed, folded, wide] = model.warnings() else { panic!("{:?}", model.warnings()) };
-    assert!(matches!(renamed, Warning::RenamedWeights { count: 1, .. }));
-    assert!(matches!(folded, Warning::FoldedBatchNorm { count: 1 }));
-    assert!(matches!(wide, Warning::ReducedPrecision { count: 1, .. }));
 }
 
 /// Extreme settings of operators that do index arithmetic.

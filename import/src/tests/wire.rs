@@ -2,7 +2,7 @@ use meganeura_ir::DType;
 use proptest::prelude::*;
 
 use crate::testing::{ModelBuilder, f32s, i64s, node};
-use crate::{Bindings, ImportError, ImportOptions, Model, WireError};
+use crate::{Bindings, ImportError, ImportOptions, Limit, Model, WireError};
 
 /// A model with raw data in an initializer and in an attribute.
 fn sample() -> ModelBuilder {
@@ -28,7 +28,7 @@ fn open(bytes: &[u8]) -> Result<Model, ImportError> {
 #[test]
 fn raw_data_stays_in_the_file() {
     let model = sample().open().unwrap();
-    assert!(model.graph.initializer[0].raw_data.len() == 16, "a locator stands for the data");
+    assert_eq!(model.graph.initializer[0].raw_data.len(), 24, "a locator stands for the data");
     assert_eq!(model.weight("weight").unwrap(), f32s(&[3, 2], &[1., 2., 3., 4., 5., 6.]));
 }
 
@@ -70,7 +70,8 @@ fn nested_messages_have_a_limit() {
     }
     length.push(rest as u8);
     let file = [vec![7 << 3 | 2], length, message].concat();
-    assert!(matches!(open(&file), Err(ImportError::Wire(WireError::Depth))));
+    let Err(ImportError::Wire(WireError::Limit(error))) = open(&file) else { panic!("accepted") };
+    assert_eq!(error.limit, Limit::SubgraphDepth);
 }
 
 #[test]

@@ -82,33 +82,52 @@ pub(super) fn conv<T: Real>(
     w: &Value<T>,
     result: &TensorType,
 ) -> Value<T> {
-    let (Value::Float(x), Value::Float(w)) = (x, w) else {
-        unreachable!("conv takes floats");
-    };
-    let x: Vec<f64> = x.iter().map(|v| v.to_f64()).collect();
-    let w: Vec<f64> = w.iter().map(|v| v.to_f64()).collect();
-    let (batch, outputs) = (result.shape[0], result.shape[1]);
-    let (channels, group_channels) = (x_ty.shape[1], w_ty.shape[1]);
-    let plane: usize = x_ty.shape[2..].iter().product();
-    let kernel: usize = w_ty.shape[2..].iter().product();
-    let taps = taps(dims, &x_ty.shape[2..], &w_ty.shape[2..], &result.shape[2..]);
-    let mut out = Vec::with_capacity(result.shape.numel());
-    for n in 0..batch {
-        for o in 0..outputs {
-            let group = o / (outputs / dims.groups);
-            let first_channel = n * channels + group * group_channels;
-            for taps in &taps {
-                let mut sum = 0.0;
-                for c in 0..group_channels {
-                    let x = &x[(first_channel + c) * plane..][..plane];
-                    let w = &w[(o * group_channels + c) * kernel..][..kernel];
-                    sum += taps.iter().map(|t| x[t.input] * w[t.kernel]).sum::<f64>();
+    let sums = ConvSums { dims, x: x_ty, w: w_ty, result };
+    match (x, w) {
+        (Value::Float(x), Value::Float(w)) => {
+            Value::Float(sums.over(0.0, |sum, i, k| sum + x[i].to_f64() * w[k].to_f64(), T::from_f64))
+        }
+        (Value::Int(x), Value::Int(w)) => {
+            let add = |sum: i64, i: usize, k: usize| sum.wrapping_add(x[i].wrapping_mul(w[k]));
+            Value::Int(sums.over(0, add, |sum| wrap(result.dtype, sum.into())))
+        }
+        _ => unreachable!("conv takes two tensors of numbers of one class"),
+    }
+}
+
+struct ConvSums<'a> {
+    dims: &'a ConvDims,
+    x: &'a TensorType,
+    w: &'a TensorType,
+    result: &'a TensorType,
+}
+
+impl ConvSums<'_> {
+    /// For each element of the result, `add` of all positions in the input and in the kernel that meet.
+    fn over<S: Copy, R>(&self, zero: S, add: impl Fn(S, usize, usize) -> S, finish: impl Fn(S) -> R) -> Vec<R> {
+        let (x, w, result) = (&self.x.shape, &self.w.shape, &self.result.shape);
+        let (batch, outputs) = (result[0], result[1]);
+        let (channels, group_channels) = (x[1], w[1]);
+        let plane: usize = x[2..].iter().product();
+        let kernel: usize = w[2..].iter().product();
+        let taps = taps(self.dims, &x[2..], &w[2..], &result[2..]);
+        let mut out = Vec::with_capacity(result.numel());
+        for n in 0..batch {
+            for o in 0..outputs {
+                let group = o / (outputs / self.dims.groups);
+                let first_channel = n * channels + group * group_channels;
+                for taps in &taps {
+                    let mut sum = zero;
+                    for c in 0..group_channels {
+                        let (x, w) = ((first_channel + c) * plane, (o * group_channels + c) * kernel);
+                        sum = taps.iter().fold(sum, |sum, t| add(sum, x + t.input, w + t.kernel));
+                    }
+                    out.push(finish(sum));
                 }
-                out.push(T::from_f64(sum));
             }
         }
+        out
     }
-    Value::Float(out)
 }
 
 /// For each output position, the kernel positions that meet an input element.

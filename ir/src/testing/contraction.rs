@@ -159,6 +159,11 @@ fn conv(samples: &mut Samples) {
             kernel_dilation: case.kernel_dilation.to_vec(),
             groups: case.groups,
         };
-        samples.add(format!("conv {}", case.name), &[f32s(case.x), f32s(case.w)], |g, x| g.push(Op::Conv(dims), x));
+        let dtypes: &[DType] = if case.name == "everything" { &[DType::F32, DType::I32] } else { &[DType::F32] };
+        for &dtype in dtypes {
+            let dims = dims.clone();
+            let operands = [typed(dtype, case.x), typed(dtype, case.w)];
+            samples.add(format!("conv {dtype} {}", case.name), &operands, |g, x| g.push(Op::Conv(dims), x));
+        }
     }
 }

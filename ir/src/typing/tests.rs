@@ -97,6 +97,7 @@ fn operands_must_match_each_other() {
         (Op::Pad(vec![PadDim::default()]), vec![f32s(&[3]), f32s(&[1])]),
         (Op::Unfold(window(&[2])), vec![f32s(&[3]), ty(DType::F64, &[])]),
         (Op::Concat { axis: 0 }, vec![f32s(&[3, 2]), f32s(&[3, 1])]),
+        (Op::Concat { axis: 0 }, vec![f32s(&[3]), f32s(&[])]),
         (
             Op::Dot(DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() }),
             vec![f32s(&[2, 3]), f32s(&[4, 2])],
