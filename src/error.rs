@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use meganeura_autodiff::{AutodiffError, LossError, OptimizerError};
 use meganeura_codegen::CompileError;
 use meganeura_import::ImportError;
-use meganeura_ir::{GraphError, TensorType, VerifyError};
+use meganeura_ir::{GraphError, RangeError, TensorType, VerifyError};
 use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionError};
 
 use crate::checkpoint::ResumeError;
@@ -50,6 +50,8 @@ pub enum Error {
     UnknownParameter(String),
     #[error("weight {name:?} is {found}, the model has {expected}")]
     WeightType { name: String, found: TensorType, expected: TensorType },
+    #[error("weight {name:?}: {source}")]
+    WeightRange { name: String, source: RangeError },
     #[error(transparent)]
     Resume(#[from] ResumeError),
     #[error(transparent)]

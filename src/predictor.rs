@@ -56,7 +56,8 @@ pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Progr
     for binding in &program.parameters {
         let Some(parameter) = model.imported().parameter(&binding.name) else { continue };
         debug_assert!(parameter.role != ParameterRole::Optimizer);
-        let tensor = model.weight(&binding.name)?.cast(DType::F32);
+        let tensor = model.weight(&binding.name)?.cast_finite(DType::F32);
+        let tensor = tensor.map_err(|source| Error::WeightRange { name: binding.name.clone(), source })?;
         bytes += tensor.bytes().len();
         waiting.push((binding.id, tensor));
         if bytes >= UPLOAD_BYTES {

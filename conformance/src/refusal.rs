@@ -25,13 +25,14 @@ pub enum Reason {
     Operator,
     Form,
     IntegerRange,
+    FloatRange,
     TooLarge,
     /// Anything else: a fault of ours.
     Other,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 16] = [
+    pub const ALL: [Reason; 17] = [
         Reason::Strings,
         Reason::Sequences,
         Reason::Optionals,
@@ -46,6 +47,7 @@ impl Reason {
         Reason::Operator,
         Reason::Form,
         Reason::IntegerRange,
+        Reason::FloatRange,
         Reason::TooLarge,
         Reason::Other,
     ];
@@ -62,10 +64,11 @@ impl Reason {
             Reason::RandomNumbers => "random numbers, which the standard does not fix",
             Reason::DataDependentShape => "shapes that depend on data",
             Reason::ControlFlow => "control flow that depends on data",
-            Reason::OldOpset => "operator sets before 7",
+            Reason::OldOpset => "operator sets before 6",
             Reason::Operator => "operators without a rule",
             Reason::Form => "attributes, operands or forms of an operator without a rule",
             Reason::IntegerRange => "64-bit integers beyond 32 bits",
+            Reason::FloatRange => "64-bit floats beyond the range of f32",
             Reason::TooLarge => "too large for the device",
             Reason::Other => "unexplained",
         }
@@ -163,6 +166,7 @@ fn of_operator(op: &UnsupportedOp) -> Reason {
 fn of_tensor(error: &TensorError) -> Reason {
     match error {
         TensorError::DType(name) => of_element(name).unwrap_or(Reason::Other),
+        TensorError::Range(_) => Reason::FloatRange,
         _ => Reason::Other,
     }
 }

@@ -50,9 +50,12 @@ pub struct Prepared {
 impl Prepared {
     fn new(model: &Model, specialized: Specialized, supplied: &BTreeMap<String, Tensor>) -> Result<Self, ImportError> {
         let graph = specialized.graph;
-        let input = |name: &String| supplied.get(name).cloned();
-        let inputs = graph.inputs().iter().filter_map(|info| Some(input(&info.name)?.cast(info.ty.dtype))).collect();
-        let weight = |info: &meganeura_ir::ParameterInfo| Ok(model.weight(&info.name)?.cast(info.ty.dtype));
+        let computed = |name: &str, tensor: &Tensor, dtype| {
+            tensor.cast_finite(dtype).map_err(|e| ImportError::Tensor { name: name.to_owned(), source: e.into() })
+        };
+        let given = graph.inputs().iter().filter_map(|info| Some((info, supplied.get(&info.name)?)));
+        let inputs = given.map(|(info, tensor)| computed(&info.name, tensor, info.ty.dtype)).collect::<Result<_, _>>()?;
+        let weight = |info: &meganeura_ir::ParameterInfo| computed(&info.name, &model.weight(&info.name)?, info.ty.dtype);
         let weights = graph.parameters().iter().map(weight).collect::<Result<_, ImportError>>()?;
         Ok(Prepared { graph, inputs, weights })
     }

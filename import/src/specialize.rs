@@ -320,7 +320,8 @@ impl<'m> Builder<'m> {
                 None => {
                     let error = |source| ImportError::Tensor { name: name.to_owned(), source };
                     let tensor = self.model.storage.read(proto).map_err(error)?;
-                    self.folder.constant(tensor.cast(arithmetic(tensor.dtype())))?
+                    let tensor = tensor.cast_finite(arithmetic(tensor.dtype())).map_err(|e| error(e.into()))?;
+                    self.folder.constant(tensor)?
                 }
             };
             self.values.insert(name, Value::Tensor(node));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::proto::TensorProto;
 use crate::proto::tensor_proto::{DataLocation, DataType};
-use meganeura_ir::{DType, MAX_ELEMENTS, MAX_RANK, Shape, Tensor, TensorType};
+use meganeura_ir::{DType, MAX_ELEMENTS, MAX_RANK, RangeError, Shape, Tensor, TensorType};
 use memmap2::{Mmap, UncheckedAdvice};
 use prost::Message;
 
@@ -31,6 +31,8 @@ pub enum TensorError {
     Type { found: TensorType, expected: TensorType },
     #[error("its data lies outside the file")]
     OutOfFile,
+    #[error(transparent)]
+    Range(#[from] RangeError),
     #[error("it holds its data more than once: {0}")]
     TwoEncodings(&'static str),
     #[error("it is stored in segments, which is not supported")]

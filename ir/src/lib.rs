@@ -27,5 +27,5 @@ pub use op::{
     UnaryOp, WindowDims,
 };
 pub use shape::{MAX_RANK, Shape, TensorType};
-pub use tensor::{Tensor, TensorSizeError};
+pub use tensor::{RangeError, Tensor, TensorSizeError};
 pub use typing::{MAX_ELEMENTS, TypeError, gathered_shape, infer};

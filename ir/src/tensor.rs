@@ -33,6 +33,14 @@ macro_rules! elements {
     };
 }
 
+/// A number that a dtype cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("{value:e} is outside the range of {dtype}, in which models compute")]
+pub struct RangeError {
+    pub value: f64,
+    pub dtype: DType,
+}
+
 impl Tensor {
     /// Wraps little-endian `bytes`; they must be exactly `ty.bytes()` long.
     pub fn from_bytes(ty: TensorType, bytes: Vec<u8>) -> Result<Self, TensorSizeError> {
@@ -185,5 +193,20 @@ impl Tensor {
             (DTypeClass::Float, _) | (_, DTypeClass::Float) => Self::from_f64(dtype, self.ty.shape.clone(), &self.to_f64_vec()),
             _ => Self::from_i64(dtype, self.ty.shape.clone(), &self.to_i64_vec()),
         }
+    }
+
+    /// As [`Tensor::cast`], where no finite element becomes infinite.
+    ///
+    /// # Errors
+    /// The first element that is too large for `dtype`.
+    pub fn cast_finite(&self, dtype: DType) -> Result<Tensor, RangeError> {
+        let cast = self.cast(dtype);
+        if self.ty.dtype.is_float() && dtype.size() < self.ty.dtype.size() {
+            let elements = self.to_f64_vec().into_iter().zip(cast.to_f64_vec());
+            if let Some((value, _)) = elements.into_iter().find(|(before, after)| before.is_finite() && !after.is_finite()) {
+                return Err(RangeError { value, dtype });
+            }
+        }
+        Ok(cast)
     }
 }

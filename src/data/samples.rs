@@ -178,6 +178,11 @@ fn check(path: &Path, key: &str, array: &Array, input: &ModelInput, first_axis: 
         let (path, array) = (path.to_path_buf(), key.to_string());
         return Err(DataError::DType { path, array, role: role(), found, expected, numpy });
     }
+    if found.dtype == DType::F64
+        && let Err(range) = array.tensor().cast_finite(DType::F32)
+    {
+        return Err(DataError::Array { path: path.to_path_buf(), array: key.to_string(), reason: format!("holds {range}") });
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use meganeura_ir::{CompareOp, DType, NodeId, Op, Shape, Tensor, TensorType};
 use super::{Row, Rule, row};
 use crate::context::{Context, extent};
 use crate::error::OpError;
-use crate::tensor::{self, arithmetic};
+use crate::tensor::{self, TensorError, arithmetic};
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
@@ -17,7 +17,7 @@ pub(super) const ROWS: &[Row] = &[
 
 pub(super) fn constant(c: &mut Context) -> Result<NodeId, OpError> {
     let tensor = if let Some(tensor) = c.tensor("value")? {
-        tensor.cast(arithmetic(tensor.dtype()))
+        tensor.cast_finite(arithmetic(tensor.dtype())).map_err(TensorError::from)?
     } else if let Some(value) = c.float("value_float")? {
         Tensor::scalar_f32(value as f32)
     } else if let Some(values) = c.floats("value_floats")? {
@@ -41,7 +41,7 @@ pub(super) fn shape_operand(c: &mut Context, index: usize) -> Result<Shape, OpEr
 pub(super) fn constant_of_shape(c: &mut Context) -> Result<NodeId, OpError> {
     let value = c.tensor("value")?.unwrap_or_else(|| Tensor::scalar_f32(0.0));
     let shape = shape_operand(c, 0)?;
-    let value = value.cast(arithmetic(value.dtype()));
+    let value = value.cast_finite(arithmetic(value.dtype())).map_err(TensorError::from)?;
     let scalar = value.reshaped(Shape::scalar()).map_err(|e| OpError::Attribute {
         name: "value",
         value: e.ty.to_string(),
