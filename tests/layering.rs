@@ -13,6 +13,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("meganeura-codegen", &["meganeura-ir", "meganeura-shaders"]),
     ("meganeura-runtime", &["meganeura-ir", "meganeura-codegen"]),
     ("meganeura", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
+    ("conformance", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
     ("fuzz", &["meganeura-ir", "meganeura-import"]),
     ("xtask", &[]),
 ];
@@ -24,7 +25,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("naga", &["meganeura-codegen", "meganeura-runtime"]),
     ("blade-graphics", &["meganeura-runtime"]),
     ("ash", &["meganeura-runtime", "xtask"]),
-    ("clap", &["meganeura"]),
+    ("clap", &["meganeura", "conformance"]),
 ];
 
 type TestResult<T = ()> = Result<T, Box<dyn std::error::Error>>;

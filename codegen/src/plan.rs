@@ -120,8 +120,10 @@ pub struct Copy {
 pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Result<Layout, CompileError> {
     let limit = profile.max_binding_bytes;
     let size_of = |id: NodeId| graph.ty(id).device_bytes() as u64;
-    for id in graph.live() {
-        if size_of(id) > limit && in_memory(graph, id) {
+    let leaves = graph.live().into_iter().filter(|id| graph.node(*id).op.is_leaf() && in_memory(graph, *id));
+    let stored = groups.iter().flat_map(|group| &group.stored).map(|stored| stored.node);
+    for id in leaves.chain(stored) {
+        if size_of(id) > limit {
             return Err(CompileError::TensorTooLarge { ty: graph.ty(id).clone(), limit });
         }
     }

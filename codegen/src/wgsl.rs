@@ -206,12 +206,25 @@ impl Printer<'_> {
         self.text[&e].clone()
     }
 
+    /// An operand that the shader's front end does not evaluate: it refuses constant expressions that are not finite, such as the
+    /// logarithm of 0.
+    fn late_operand(&mut self, e: ExprId) -> String {
+        match self.body.exprs[e.0 as usize].0 {
+            Expr::Literal(Literal::F32(bits)) => self.by_bits(bits),
+            _ => self.operand(e),
+        }
+    }
+
+    fn by_bits(&mut self, bits: u32) -> String {
+        self.call("f32_bits", &[format!("{bits:#x}u")])
+    }
+
     fn literal(&mut self, l: Literal) -> String {
         match l {
             Literal::F32(bits) => {
                 let value = f32::from_bits(bits);
                 if !value.is_finite() || value.is_subnormal() {
-                    self.call("f32_bits", &[format!("{bits:#x}u")])
+                    self.by_bits(bits)
                 } else if value.is_sign_negative() {
                     format!("({value:?}f)")
                 } else {
@@ -247,13 +260,14 @@ impl Printer<'_> {
             Expr::Var(v) => format!("i{v}"),
             Expr::Unary(op, x) => {
                 let kind = scalar(x);
-                let x = self.operand(*x);
+                let x = self.late_operand(*x);
                 self.unary(*op, kind, x)
             }
             Expr::Binary(op, a, b) => {
                 let kind = scalar(a);
                 let divisor_is_literal = matches!(self.body.exprs[b.0 as usize].0, Expr::Literal(_));
-                let (a, b) = (self.operand(*a), self.operand(*b));
+                let a = if divisor_is_literal { self.late_operand(*a) } else { self.operand(*a) };
+                let b = self.operand(*b);
                 self.binary(*op, kind, divisor_is_literal, a, b)
             }
             Expr::Compare(op, a, b) => {

@@ -242,6 +242,17 @@ fn a_kernel_never_exceeds_the_binding_limit() {
 }
 
 #[test]
+fn a_tensor_that_is_never_in_memory_may_be_larger_than_a_binding() {
+    let g = built(|g| {
+        let x = g.input("x", f32s(&[1, 40]))?;
+        let ones = g.splat(&f32s(&[40, 30]), 1.0)?;
+        let y = matmul(g, x, ones)?;
+        g.output("y", y)
+    });
+    compiled(&g, &DeviceProfile { max_binding_bytes: 256, ..DeviceProfile::software() });
+}
+
+#[test]
 fn tensors_spread_over_buffers_of_the_bindable_size() {
     let g = built(|g| {
         let a = parameter(g, "a", &[40])?;
@@ -302,4 +313,19 @@ fn each_family_prints_readable_wgsl() {
         g.output("y", y)
     });
     insta::assert_snapshot!("contract_tiled", kernel(&tiled, &DeviceProfile::generic()));
+}
+
+#[test]
+fn constant_expressions_that_are_not_finite_are_left_to_the_device() {
+    let graph = built(|g| {
+        let x = g.input("x", f32s(&[3, 0]))?;
+        let zero = g.reduce(ReduceOp::Sum, x, &[1])?;
+        let log = g.unary(UnaryOp::Log, zero)?;
+        g.output("log", log)?;
+        let inverse = g.unary(UnaryOp::Reciprocal, zero)?;
+        g.output("inverse", inverse)?;
+        let ratio = g.div(zero, zero)?;
+        g.output("ratio", ratio)
+    });
+    compiled(&graph, &DeviceProfile::software());
 }

@@ -23,11 +23,11 @@ pub(crate) fn structure(
     opsets: &Opsets,
     limits: &Limits,
 ) -> Result<(), StructureError> {
-    let mut checker = Checker { opsets, scopes: Vec::new() };
+    let mut checker = Checker { opsets, function: None, scopes: Vec::new() };
     checker.graph(graph)?;
     for function in functions {
         let opsets = Opsets::new(&function.opset_import)?;
-        let mut checker = Checker { opsets: &opsets, scopes: Vec::new() };
+        let mut checker = Checker { opsets: &opsets, function: Some(function), scopes: Vec::new() };
         checker.function(function)?;
     }
     functions::expansion(graph, functions, limits)
@@ -50,6 +50,8 @@ struct Scope<'a> {
 
 struct Checker<'a> {
     opsets: &'a Opsets,
+    /// The function whose body is checked.
+    function: Option<&'a FunctionProto>,
     /// The graph that is checked, last, and the graphs around it.
     scopes: Vec<Scope<'a>>,
 }
@@ -114,7 +116,7 @@ impl<'a> Checker<'a> {
             for input in &node.input {
                 self.read(input, Some(index), nodes)?;
             }
-            attributes::check(node).map_err(|source| self.attribute_error(node, source))?;
+            attributes::check(node, self.function).map_err(|source| self.attribute_error(node, source))?;
             for attribute in &node.attribute {
                 for graph in attribute.g.iter().chain(&attribute.graphs) {
                     self.graph(graph)?;

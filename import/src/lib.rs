@@ -24,6 +24,7 @@ mod limits;
 mod model;
 mod narrow;
 mod ops;
+mod outline;
 mod proto;
 mod roles;
 mod schema;
@@ -49,6 +50,7 @@ pub use error::{
 pub use export::write_onnx;
 pub use limits::{Limit, LimitError, LimitSettingError, Limits};
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
+pub use outline::{Outline, ValueKind};
 pub use sharing::Copies;
 pub use specialize::{Bindings, Specialized};
 pub use tensor::{TensorError, read_tensor};

@@ -1,7 +1,9 @@
-//! The two commands that a newcomer needs after cloning, and CI with them: `cargo xtask demo` and `cargo xtask test`.
+//! The commands that a newcomer needs after cloning, and CI with them: `cargo xtask demo` and `cargo xtask test`; and
+//! `cargo xtask corpus`, which measures what of ONNX works.
 //!
-//! Both install what they miss where they can, say what they run, and stop at the first step that fails.
+//! All install what they miss where they can, say what they run, and stop at the first step that fails.
 
+mod corpus;
 mod demo;
 mod digits;
 mod published;
@@ -18,25 +20,43 @@ use shell::{Workspace, XtaskError};
 struct Task {
     name: &'static str,
     help: &'static str,
-    run: fn(&Workspace) -> Result<(), XtaskError>,
+    /// Gets what stands after the name.
+    run: fn(&Workspace, &[String]) -> Result<(), XtaskError>,
 }
 
 const TASKS: &[Task] = &[
-    Task { name: "demo", help: "fine-tune a small CNN on the digits it has never seen, and export it", run: demo::run },
-    Task { name: "test", help: "format, lints, documentation, the release binary and its size, all tests", run: test::run },
+    Task {
+        name: "demo",
+        help: "fine-tune a small CNN on the digits it has never seen, and export it",
+        run: |w, o| no_options(o).and_then(|()| demo::run(w)),
+    },
+    Task {
+        name: "test",
+        help: "format, lints, documentation, the release binary and its size, ONNX's backend tests, all tests",
+        run: |w, o| no_options(o).and_then(|()| test::run(w)),
+    },
+    Task {
+        name: "corpus",
+        help: "ONNX's backend tests, into docs/; --check compares, --filter TEXT runs some",
+        run: corpus::run,
+    },
 ];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [name] = arguments.as_slice() else { return usage() };
+    let [name, options @ ..] = arguments.as_slice() else { return usage() };
     let Some(task) = TASKS.iter().find(|t| t.name == name) else { return usage() };
-    match Workspace::enter().and_then(|workspace| (task.run)(&workspace)) {
+    match Workspace::enter().and_then(|workspace| (task.run)(&workspace, options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cargo xtask {name}: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn no_options(options: &[String]) -> Result<(), XtaskError> {
+    options.first().map_or(Ok(()), |option| Err(XtaskError::Option(option.clone())))
 }
 
 fn usage() -> ExitCode {

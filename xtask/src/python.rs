@@ -1,7 +1,8 @@
-//! The Python environment of the interoperability test: PyTorch, ONNX and onnxruntime read what meganeura writes.
+//! The Python environment of the interoperability test, where PyTorch, ONNX and onnxruntime read what meganeura writes. The ONNX
+//! package also holds the tests that `cargo xtask corpus` runs.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::shell::{Invocation, Workspace, XtaskError, find_program, heading, step};
 use crate::system;
@@ -25,6 +26,14 @@ pub fn ensure(workspace: &Workspace) -> Result<PathBuf, XtaskError> {
     step("packages", pip)?;
     fs::write(&installed, REQUIREMENTS).map_err(|source| XtaskError::File { path: installed, source })?;
     Ok(python)
+}
+
+/// The folder of an installed package, found through the interpreter that [`ensure`] returned.
+pub fn package(python: &Path, name: &str) -> Result<PathBuf, XtaskError> {
+    let script = format!("import importlib.util as u; print(*u.find_spec('{name}').submodule_search_locations)");
+    let found = Invocation::new(python).arguments(&["-c", &script]).output();
+    let remedy = "remove .venv and try again".to_owned();
+    found.map(PathBuf::from).ok_or_else(|| XtaskError::Missing { what: format!("the Python package {name}"), remedy })
 }
 
 /// A Python that can make virtual environments with pip in them.

@@ -24,6 +24,8 @@ pub enum XtaskError {
     WriteNpz { path: PathBuf, source: WriteNpzError },
     #[error("{path}: {problem}")]
     Data { path: PathBuf, problem: String },
+    #[error("this task has no option {0:?}")]
+    Option(String),
     #[error("{what} is missing; {remedy}")]
     Missing { what: String, remedy: String },
     #[error("accuracy on held-out digits is {found:.3} after fine-tuning, at least {expected} was expected")]
@@ -51,7 +53,12 @@ impl Workspace {
 
     /// The product's command line, as `cargo build --release` leaves it.
     pub fn product(&self) -> PathBuf {
-        self.target.join("release").join(format!("meganeura{}", env::consts::EXE_SUFFIX))
+        self.program("meganeura")
+    }
+
+    /// A program of the workspace, as `cargo build --release` leaves it.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(format!("{name}{}", env::consts::EXE_SUFFIX))
     }
 
     /// `cargo` with `arguments`: the one that runs this program, if any does, with the same build directory.
@@ -85,6 +92,12 @@ impl Invocation {
     pub fn run(mut self) -> Result<(), XtaskError> {
         let status = self.command.status().map_err(|source| XtaskError::Spawn { program: self.program(), source })?;
         if status.success() { Ok(()) } else { Err(XtaskError::Failed { command: self.to_string(), status }) }
+    }
+
+    /// What it writes to its standard output, without the line's end; none if it fails.
+    pub fn output(mut self) -> Option<String> {
+        let output = self.command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
     /// Whether it can be run and exits with 0. Its output is not shown.

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks.
 
 use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
-use crate::{published, python, vulkan};
+use crate::{corpus, published, python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
@@ -17,7 +17,8 @@ const CHECKS: &[(&str, &[&str])] = &[
 const NEXTEST: &[&str] = &["nextest", "run", "--release", "--workspace"];
 const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 
-/// Prepares the machine, then checks format, lints, documentation tests, and last all tests, whose summary ends the output.
+/// Prepares the machine, then checks format, lints, documentation tests, that ONNX's backend tests give what
+/// `docs/` says, and last all tests, whose summary ends the output.
 ///
 /// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`.
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
@@ -31,6 +32,7 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
         step(name, workspace.cargo(arguments))?;
     }
     print_size(workspace)?;
+    corpus::conformance(workspace, &python, &["--check".to_owned()])?;
     let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
     let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
     heading("tests", &tests.to_string());

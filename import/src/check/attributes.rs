@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::proto::attribute_proto::AttributeType;
-use crate::proto::{AttributeProto, NodeProto};
+use crate::proto::{AttributeProto, FunctionProto, NodeProto};
 
 /// What is wrong with an attribute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,6 +16,8 @@ pub enum AttributeError {
     Type { name: String, found: i32 },
     #[error("attribute {name:?} is declared {declared} and holds {found}")]
     Content { name: String, declared: &'static str, found: &'static str },
+    #[error("attribute {name:?} takes its value from attribute {reference:?} of a function, but no such attribute is in scope")]
+    Reference { name: String, reference: String },
 }
 
 /// A type, its name in messages, and whether an attribute holds a value of it that differs from what an empty attribute holds.
@@ -42,8 +44,8 @@ const KINDS: [Kind; 14] = [
 /// Types whose value is a message, which must be there.
 const MESSAGES: [AttributeType; 3] = [AttributeType::Tensor, AttributeType::Graph, AttributeType::TypeProto];
 
-/// Checks the attributes of a node.
-pub(super) fn check(node: &NodeProto) -> Result<(), AttributeError> {
+/// Checks the attributes of a node in the body of `function`, or in a graph.
+pub(super) fn check(node: &NodeProto, function: Option<&FunctionProto>) -> Result<(), AttributeError> {
     let mut names = HashSet::new();
     for attribute in &node.attribute {
         let name = || attribute.name.clone();
@@ -52,6 +54,9 @@ pub(super) fn check(node: &NodeProto) -> Result<(), AttributeError> {
         }
         if !names.insert(attribute.name.as_str()) {
             return Err(AttributeError::Duplicate(name()));
+        }
+        if !attribute.ref_attr_name.is_empty() && function.is_none() {
+            return Err(AttributeError::Reference { name: name(), reference: attribute.ref_attr_name.clone() });
         }
         content(attribute)?;
     }

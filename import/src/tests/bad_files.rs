@@ -517,7 +517,7 @@ fn attributes_that_break_the_rules() {
         case!(
             "a reference without a function",
             with_attributes(vec![reference]),
-            E::Structure(S::AttributeReference { .. }),
+            E::Structure(S::Attribute { source: A::Reference { .. }, .. }),
             "function"
         ),
         case!("a type that the operator does not take", with_attributes(vec![text]), E::Node { .. }, "is no integer"),
