@@ -40,9 +40,6 @@ fn element(dtype: DType, bytes: &[u8], index: usize) -> Option<f64> {
 }
 
 fn series(n: usize, at: impl Fn(usize) -> f64) -> Option<&'static str> {
-    if (0..n).all(|i| at(i) == i as f64) {
-        return Some("positions, by their content");
-    }
     let (first, ratio) = (at(0), at(1) / at(0));
     let starts = first == 1.0 || (first - ratio).abs() <= SERIES_ERROR * ratio;
     let is_geometric = (1..n).all(|i| (at(i) / at(i - 1) / ratio - 1.0).abs() <= SERIES_ERROR);
@@ -111,7 +108,6 @@ mod tests {
             assert!(judge(dtype, &[12, 1, 16], mixed).is_some());
             assert!(judge(dtype, &[1, 8, 1], |i| 10000f64.powf(-(i as f64) / 8.0)).is_some());
             assert!(judge(dtype, &[8], |i| 0.5f64.powi(i as i32 + 1)).is_some(), "slopes of ALiBi");
-            assert!(judge(dtype, &[1, 16], |i| i as f64).is_some());
         }
     }
 
@@ -124,7 +120,7 @@ mod tests {
             assert_eq!(judge(DType::F32, shape, |_| 1.0), None);
         }
         assert_eq!(judge(DType::F32, &[6, 6], |i| f64::from(u8::from(i.is_multiple_of(7)))), None, "an identity");
-        assert_eq!(judge(DType::F32, &[3], |i| i as f64), None);
+        assert_eq!(judge(DType::F32, &[16], |i| i as f64), None);
         assert_eq!(judge(DType::F32, &[0, 4], |_| 0.0), None);
     }
 }

@@ -58,7 +58,7 @@ static TABLE: [Row; 14] = [
     row(L::Nodes,          "nodes",           1_000_000,      COUNTS,         "nodes, with those of subgraphs and functions"),
     row(L::ExpandedNodes,  "expanded-nodes",  1_000_000,      COUNTS,         "nodes once model-local functions are inlined"),
     row(L::SubgraphDepth,  "subgraph-depth",  16,             18,             "levels of subgraphs in subgraphs"),
-    row(L::FunctionDepth,  "function-depth",  64,             256,            "levels of functions that call functions"),
+    row(L::FunctionDepth,  "function-depth",  30,             30,             "levels of functions that call functions"),
     row(L::Attributes,     "attributes",      1_000,          COUNTS,         "attributes of one node"),
     row(L::NameBytes,      "name-bytes",      16_384,         PROTOBUF_BYTES, "bytes of one name"),
     row(L::Rank,           "rank",            RANK,           RANK,           "axes of a tensor"),

@@ -262,8 +262,8 @@ fn files_that_ask_for_too_much() {
         limited!("rank", 0, weight(|_| {}), E::Tensor { source: T::Limit(_), .. }),
         limited!("elements", 2, weight(|_| {}), E::Tensor { source: T::Limit(_), .. }),
         limited!("weight-bytes", 11, weight(|_| {}), E::Limit(_)),
-        case!("a doubling of functions", with_functions(chain(40, 2)), E::Structure(S::Limit(_)), "expanded-nodes"),
-        case!("a long chain of functions", with_functions(chain(65, 1)), E::Structure(S::Limit(_)), "function-depth"),
+        case!("a doubling of functions", with_functions(chain(25, 2)), E::Structure(S::Limit(_)), "expanded-nodes"),
+        case!("a long chain of functions", with_functions(chain(31, 1)), E::Structure(S::Limit(_)), "levels of functions"),
     ]);
 }
 

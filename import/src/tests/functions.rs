@@ -230,5 +230,5 @@ fn expansion_is_limited() {
 
     let chain = (0..40).map(|i| function(&format!("g{i}"), &["a"], vec![call(&format!("g{}", i + 1), &["a"], &["b"])], &["b"]));
     let error = structure(chain.fold(base(), ModelBuilder::function).node(call("g0", &["x"], &["y"])).output("y"));
-    assert!(matches!(error, StructureError::Nesting(_)), "{error}");
+    assert!(matches!(error, StructureError::Limit(_)), "{error}");
 }
