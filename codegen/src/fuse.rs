@@ -137,7 +137,7 @@ impl Fuser<'_> {
         let owner = users.iter().copied().min_by_key(|&g| self.groups[g].root);
         let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
         let owner = match (owner, place) {
-            (Some(g), Some(place)) if self.frontier[g].len() + self.groups[g].stored.len() < self.max_bindings => {
+            (Some(g), Some(place)) if self.bindings_with(id, g) < self.max_bindings => {
                 self.inline(id, g, &uses);
                 self.groups[g].stored.push(Stored { node: id, place });
                 g
@@ -185,9 +185,7 @@ impl Fuser<'_> {
         if mine.len() > MAX_USES_IN_GROUP {
             return false;
         }
-        let added = node.operands.iter().filter(|o| in_memory(self.graph, **o) && !self.frontier[g].contains(o)).count();
-        let bindings = self.frontier[g].len() - 1 + added + self.groups[g].stored.len();
-        if bindings > self.max_bindings && !self.is_light_movement(id) {
+        if self.bindings_with(id, g) > self.max_bindings && !self.is_light_movement(id) {
             return false;
         }
         match &node.op {
@@ -210,6 +208,13 @@ impl Fuser<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
+    fn bindings_with(&self, id: NodeId, g: usize) -> usize {
+        let operands: BTreeSet<NodeId> = self.graph.node(id).operands.iter().copied().collect();
+        let added = operands.into_iter().filter(|&o| in_memory(self.graph, o) && !self.frontier[g].contains(&o)).count();
+        self.frontier[g].len() - 1 + added + self.groups[g].stored.len()
     }
 
     /// Whether inlining cannot add bindings.

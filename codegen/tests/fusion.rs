@@ -283,6 +283,23 @@ fn a_scalar_statistic_does_not_serialise_the_tensor_that_uses_it() {
 }
 
 #[test]
+fn a_value_that_is_stored_on_the_way_takes_a_binding() {
+    let g = built(|g| {
+        let condition = g.input("condition", TensorType::new(DType::Bool, [33]))?;
+        let (a, b) = (g.input("a", f32s(&[33]))?, g.input("b", f32s(&[33]))?);
+        let chosen = g.select(condition, a, b)?;
+        let mut sum = chosen;
+        for i in 0..4 {
+            let x = g.input(format!("x{i}"), f32s(&[33]))?;
+            sum = g.add(sum, x)?;
+        }
+        g.output("chosen", chosen)?;
+        g.output("sum", sum)
+    });
+    compiled(&g, &DeviceProfile { max_storage_bindings: 8, ..DeviceProfile::generic() });
+}
+
+#[test]
 fn each_family_prints_readable_wgsl() {
     let kernel = |g: &Graph, profile: &DeviceProfile| compiled(g, profile).kernels.remove(0).wgsl;
     insta::assert_snapshot!("map", kernel(&gelu(), &DeviceProfile::generic()));

@@ -36,7 +36,7 @@ mod key {
     pub const STRUCTURE: &str = "meganeura.structure";
     /// The outputs that the import kept, as a JSON list; absent if all.
     pub const OUTPUTS: &str = "meganeura.outputs";
-    /// Present if quantised weights were dequantised: the file holds them as floats.
+    /// Present if quantisation was undone: the file holds quantised weights as floats.
     pub const DEQUANTIZED: &str = "meganeura.dequantized";
     /// Default sizes, as JSON.
     pub const BINDINGS: &str = "meganeura.bindings";
@@ -60,7 +60,7 @@ pub(crate) struct Artifact {
     map: Mmap,
     weights: HashMap<String, (TensorType, Range<usize>)>,
     pub outputs: Option<Vec<String>>,
-    /// Quantised weights of the ONNX file are floats here.
+    /// The import undid quantisation: quantised weights of the ONNX file are floats here.
     pub dequantized: bool,
     pub bindings: Bindings,
     pub source: Option<String>,
@@ -193,7 +193,7 @@ fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
     if let Some(outputs) = model.kept_outputs() {
         set(key::OUTPUTS, json!(outputs).to_string());
     }
-    if model.dequantized().next().is_some() {
+    if model.is_dequantized() {
         set(key::DEQUANTIZED, "true".to_owned());
     }
     if *model.bindings() != Bindings::default() {

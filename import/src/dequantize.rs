@@ -12,8 +12,10 @@ use crate::fold::Folder;
 use crate::model::{canonical_domain, node_label};
 use crate::narrow::{self, narrow};
 use crate::ops;
+use crate::proto::attribute_proto::AttributeType;
 use crate::proto::tensor_proto::DataType;
-use crate::proto::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::roles::has_made_up_name;
 use crate::tensor::{Storage, TensorError, arithmetic};
 use crate::value::Value;
 
@@ -24,55 +26,70 @@ const VIEWS: [&str; 5] = ["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 #[derive(Clone, Debug)]
 pub(crate) struct Dequantized(GraphProto);
 
-/// Makes float initializers of the quantised ones, as far as their uses allow, and returns how each gets its value, by name. The node
-/// that gave the floats becomes an `Identity`.
+/// Makes float initializers of the quantised ones, as far as their uses allow, and returns how each gets its value, by name; none
+/// if nothing in the graph is quantised so.
 ///
-/// The uses are those of `DequantizeLinear`, and of `Cast`, `Sub` and `Mul` in sequence, the subtraction being optional.
-pub(crate) fn apply(graph: &mut GraphProto) -> BTreeMap<String, Dequantized> {
-    let mut found = BTreeMap::new();
+/// The uses are those of `DequantizeLinear`; of `Cast`, `Sub` and `Mul` in sequence, the subtraction being optional; and of products
+/// with data that `DynamicQuantizeLinear` quantises. Data that is quantised only to be dequantised again stays as it is: what trains
+/// is the model of real numbers that the quantised one stands for.
+pub(crate) fn apply(graph: &mut GraphProto) -> Option<BTreeMap<String, Dequantized>> {
     let uses = Uses::new(graph);
-    let mut ends = Vec::new();
+    let mut found = BTreeMap::new();
+    let mut types = Vec::new();
+    let mut edits = quantize_and_dequantize(graph, &uses);
     for (index, proto) in graph.initializer.iter().enumerate() {
         if !is_quantized(proto) || uses.elsewhere.contains(&proto.name) {
             continue;
         }
-        if let Some(pattern) = dequantize_linear(graph, &uses, proto).or_else(|| cast_and_scale(graph, &uses, proto)) {
-            if let Some(recipe) = uses.recipe(graph, &pattern) {
-                found.insert(proto.name.clone(), Dequantized(recipe));
-                ends.push((index, pattern.ends));
-            }
-        }
+        let Some(pattern) = PATTERNS.iter().find_map(|pattern| pattern(graph, &uses, proto)) else { continue };
+        found.insert(proto.name.clone(), Dequantized(pattern.recipe));
+        types.push(index);
+        edits.extend(pattern.edits);
     }
-    for (initializer, ends) in ends {
-        let proto = &mut graph.initializer[initializer];
-        proto.data_type = DataType::Float as i32;
-        for end in ends {
-            let node = &mut graph.node[end];
-            *node = NodeProto {
-                op_type: "Identity".to_owned(),
-                domain: String::new(),
-                input: vec![proto.name.clone()],
-                attribute: Vec::new(),
-                ..std::mem::take(node)
-            };
-        }
+    if edits.is_empty() {
+        return None;
     }
-    found
+    for initializer in types {
+        graph.initializer[initializer].data_type = DataType::Float as i32;
+    }
+    for (node, edited) in edits {
+        graph.node[node] = edited;
+    }
+    Some(found)
 }
 
-/// Elements of few bits, and more than one of them.
+/// What a node becomes, by its index.
+type Edit = (usize, NodeProto);
+
+/// A use of a quantised initializer.
+struct Pattern {
+    /// What computes the floats.
+    recipe: GraphProto,
+    edits: Vec<Edit>,
+}
+
+/// Finds the use of an initializer.
+type Matcher = fn(&GraphProto, &Uses, &TensorProto) -> Option<Pattern>;
+
+const PATTERNS: [Matcher; 3] = [dequantize_linear, cast_and_scale, dynamic_product];
+
+/// What `node` becomes where `input` is its first result.
+fn identity(node: &NodeProto, input: &str) -> NodeProto {
+    NodeProto {
+        op_type: "Identity".to_owned(),
+        domain: String::new(),
+        input: vec![input.to_owned()],
+        attribute: Vec::new(),
+        ..node.clone()
+    }
+}
+
+/// Elements of few bits that are no literal of the program.
 fn is_quantized(proto: &TensorProto) -> bool {
     const INTEGERS: [DataType; 5] = [DataType::Int8, DataType::Uint8, DataType::Int16, DataType::Uint16, DataType::Int32];
     let few_bits = INTEGERS.iter().any(|d| *d as i32 == proto.data_type) || narrow(proto.data_type).is_some();
-    few_bits && !proto.dims.contains(&0) && proto.dims.iter().any(|&d| d > 1)
-}
-
-/// Nodes between a quantised initializer and its floats.
-struct Pattern {
-    /// From the initializer to the floats.
-    path: Vec<usize>,
-    /// Nodes whose first result is the floats: the last of the path, and others that compute the same.
-    ends: Vec<usize>,
+    let literal = proto.dims.iter().all(|&d| d == 1) && has_made_up_name(&proto.name);
+    few_bits && !literal
 }
 
 struct Uses {
@@ -117,13 +134,19 @@ impl Uses {
         }
     }
 
-    /// The part of the graph that computes the floats of `pattern`; none if it needs more than the file holds.
-    fn recipe(&self, graph: &GraphProto, pattern: &Pattern) -> Option<GraphProto> {
-        let mut nodes: BTreeSet<usize> = pattern.path.iter().copied().collect();
+    /// The node that gives `name`, if it is an `op_type`.
+    fn giver<'g>(&self, graph: &'g GraphProto, name: &str, op_type: &str) -> Option<&'g NodeProto> {
+        let node = &graph.node[*self.givers.get(name)?];
+        (node.op_type == op_type).then_some(node)
+    }
+
+    /// `path`, whose last node gives the floats, with what it needs; none if that is more than the file holds.
+    fn recipe(&self, graph: &GraphProto, path: &[NodeProto]) -> Option<GraphProto> {
+        let mut nodes = BTreeSet::new();
         let mut initializers = BTreeSet::new();
-        let mut needed: Vec<&String> = pattern.path.iter().flat_map(|&n| &graph.node[n].input).collect();
+        let mut needed: Vec<&String> = path.iter().flat_map(|node| &node.input).collect();
         while let Some(name) = needed.pop() {
-            if name.is_empty() {
+            if name.is_empty() || path.iter().any(|node| node.output.contains(name)) {
                 continue;
             }
             if let Some(&initializer) = self.initializers.get(name) {
@@ -132,22 +155,38 @@ impl Uses {
             }
             let &giver = self.givers.get(name)?;
             let node = &graph.node[giver];
-            let known = node.op_type == "Constant" || VIEWS.contains(&node.op_type.as_str()) || pattern.path.contains(&giver);
-            if !known {
+            if node.op_type != "Constant" && !VIEWS.contains(&node.op_type.as_str()) {
                 return None;
             }
             if nodes.insert(giver) {
                 needed.extend(&node.input);
             }
         }
-        let output = graph.node[*pattern.path.last()?].output.first()?.clone();
+        let output = path.last()?.output.first()?.clone();
         Some(GraphProto {
-            node: nodes.into_iter().map(|n| graph.node[n].clone()).collect(),
+            node: nodes.into_iter().map(|n| &graph.node[n]).chain(path).cloned().collect(),
             initializer: initializers.into_iter().map(|i| graph.initializer[i].clone()).collect(),
             output: vec![ValueInfoProto { name: output, ..ValueInfoProto::default() }],
             ..GraphProto::default()
         })
     }
+}
+
+/// Pairs that quantise and dequantise by the same numbers.
+fn quantize_and_dequantize(graph: &GraphProto, uses: &Uses) -> Vec<Edit> {
+    let settings = |node: &NodeProto| {
+        let number = |name: &str, default| node.attribute.iter().find(|a| a.name == name).map_or(default, |a| a.i);
+        (number("axis", 1), number("block_size", 0))
+    };
+    let pair = |(index, node): (usize, &NodeProto)| {
+        if node.op_type != "DequantizeLinear" {
+            return None;
+        }
+        let quantize = uses.giver(graph, node.input.first()?, "QuantizeLinear")?;
+        let alike = node.input.get(1..) == quantize.input.get(1..) && settings(node) == settings(quantize);
+        alike.then(|| Some((index, identity(node, quantize.input.first()?))))?
+    };
+    graph.node.iter().enumerate().filter_map(pair).collect()
 }
 
 /// All uses dequantise alike.
@@ -160,19 +199,23 @@ fn dequantize_linear(graph: &GraphProto, uses: &Uses, proto: &TensorProto) -> Op
             && node.input.first() == Some(&proto.name)
             && (&node.domain, &node.input, &node.attribute) == (&first.domain, &first.input, &first.attribute)
     };
-    readers.iter().all(alike).then(|| Pattern { path: vec![readers[0]], ends: readers.clone() })
+    if !readers.iter().all(alike) {
+        return None;
+    }
+    let edits = readers.iter().map(|&reader| (reader, identity(&graph.node[reader], &proto.name))).collect();
+    Some(Pattern { recipe: uses.recipe(graph, std::slice::from_ref(first))?, edits })
 }
 
 /// `(Cast(x) - zero) * scale`
 fn cast_and_scale(graph: &GraphProto, uses: &Uses, proto: &TensorProto) -> Option<Pattern> {
-    let cast = uses.only_reader(&proto.name)?;
-    if graph.node[cast].op_type != "Cast" {
+    let cast = &graph.node[uses.only_reader(&proto.name)?];
+    if cast.op_type != "Cast" {
         return None;
     }
     let shape = dims(proto)?;
-    let mut path = vec![cast];
+    let mut path = vec![cast.clone()];
     loop {
-        let value = graph.node[*path.last()?].output.first()?;
+        let value = path.last()?.output.first()?;
         let next = uses.only_reader(value)?;
         let node = &graph.node[next];
         let [a, b] = node.input.as_slice() else { return None };
@@ -181,13 +224,68 @@ fn cast_and_scale(graph: &GraphProto, uses: &Uses, proto: &TensorProto) -> Optio
         if Shape::broadcast(&shape, &other).as_ref() != Some(&shape) {
             return None;
         }
-        path.push(next);
+        path.push(node.clone());
         match node.op_type.as_str() {
             "Sub" if first && path.len() == 2 => {}
-            "Mul" => return Some(Pattern { ends: vec![next], path }),
+            "Mul" => {
+                let edits = vec![(next, identity(node, &proto.name))];
+                return Some(Pattern { recipe: uses.recipe(graph, &path)?, edits });
+            }
             _ => return None,
         }
     }
+}
+
+/// Products that replace those of integers, with the axis of the weight that a vector of scales lies along.
+const PRODUCTS: [(&str, &str, Option<usize>); 2] = [("MatMulInteger", "MatMul", Some(1)), ("ConvInteger", "Conv", None)];
+
+/// `Cast(x' * w) * (scale of x' * scale)`, where `x'` is `x` quantised by its own range.
+fn dynamic_product(graph: &GraphProto, uses: &Uses, proto: &TensorProto) -> Option<Pattern> {
+    let product = uses.only_reader(&proto.name)?;
+    let node = &graph.node[product];
+    let (_, real, axis) = PRODUCTS.iter().find(|(integer, ..)| node.op_type == *integer)?;
+    let (data, weight) = (node.input.first()?, node.input.get(1)?);
+    let quantize = uses.giver(graph, data, "DynamicQuantizeLinear")?;
+    let [elements, data_scale, data_zero] = quantize.output.as_slice() else { return None };
+    if weight != &proto.name || data != elements || node.input.get(2) != Some(data_zero) {
+        return None;
+    }
+    let cast = &graph.node[uses.only_reader(node.output.first()?)?];
+    let sum = cast.output.first()?;
+    let scaled = uses.only_reader(sum)?;
+    if cast.op_type != "Cast" || graph.node[scaled].op_type != "Mul" {
+        return None;
+    }
+    let scales = graph.node[scaled].input.iter().find(|name| *name != sum)?;
+    let scales = uses.giver(graph, scales, "Mul")?;
+    let scale = match scales.input.as_slice() {
+        [a, b] if a == data_scale => b,
+        [a, b] if b == data_scale => a,
+        _ => return None,
+    };
+    let shape = dims(proto)?;
+    let found = stored_shape(graph, uses, scale)?;
+    let along = axis.filter(|&axis| shape.rank() == axis + 1 && *found == [shape[axis]]);
+    if found.numel() != 1 && along.is_none() {
+        return None;
+    }
+    let mut input = vec![proto.name.clone(), scale.clone()];
+    input.extend(node.input.get(3).filter(|zero| !zero.is_empty()).cloned());
+    let axis = AttributeProto {
+        name: "axis".to_owned(),
+        r#type: AttributeType::Int as i32,
+        i: along.unwrap_or(0) as i64,
+        ..AttributeProto::default()
+    };
+    let dequantize =
+        NodeProto { op_type: "DequantizeLinear".to_owned(), input, attribute: vec![axis], ..graph.node[scaled].clone() };
+    let real = NodeProto {
+        op_type: (*real).to_owned(),
+        input: vec![quantize.input.first()?.clone(), proto.name.clone()],
+        ..node.clone()
+    };
+    let edits = vec![(product, real), (scaled, identity(&graph.node[scaled], sum))];
+    Some(Pattern { recipe: uses.recipe(graph, &[dequantize])?, edits })
 }
 
 fn dims(proto: &TensorProto) -> Option<Shape> {

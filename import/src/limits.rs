@@ -143,7 +143,7 @@ pub struct LimitError {
 impl fmt::Display for LimitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LimitError { limit, found, allowed } = self;
-        write!(f, "{found} {limit} are more than the limit of {allowed}")?;
+        write!(f, "{limit}: {found} where {allowed} are allowed")?;
         match limit.row().ceiling > *allowed {
             true => write!(f, "; for a file that you trust raise it with --limit {}=N", limit.name()),
             false => Ok(()),

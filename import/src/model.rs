@@ -39,8 +39,8 @@ pub struct ImportOptions {
     /// Keep only these outputs, in this order, and what they need.
     pub outputs: Option<Vec<String>>,
     pub limits: Limits,
-    /// Quantised weights become float parameters, which can train: initializers of integers or of narrow floats, where
-    /// `DequantizeLinear`, or `Cast`, `Sub` and `Mul`, make floats of them. Otherwise they stay constants, and run as written.
+    /// The model of real numbers that a quantised one stands for: quantised weights become float parameters, which can train, and
+    /// data that is quantised only to be dequantised again stays as it is. Otherwise quantised models run as written.
     pub dequantize: bool,
 }
 
@@ -159,8 +159,8 @@ pub struct Model {
     /// Parameters by their ordinal among the tensors of the file.
     by_ordinal: HashMap<u64, usize>,
     by_name: HashMap<String, usize>,
-    /// How parameters get their values that the file holds as integers.
-    dequantized: BTreeMap<String, Dequantized>,
+    /// How parameters get their values that the file holds as integers; none if nothing was dequantised.
+    dequantized: Option<BTreeMap<String, Dequantized>>,
     kept_outputs: Option<Vec<String>>,
     bindings: Bindings,
     source: Option<String>,
@@ -246,7 +246,7 @@ impl Model {
         }
         let Flattened { mut graph, function_tensors } = flatten(graph, &proto.functions, &opsets)?;
 
-        let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { BTreeMap::new() };
+        let dequantized = if options.dequantize { dequantize::apply(&mut graph) } else { None };
         let outputs = select_outputs(&graph, options.outputs.as_deref())?;
         prune(&mut graph, &mut outputs.iter().map(|o| o.name.clone()).collect());
         if !unsupported_ops(&graph, Branches::Skip).is_empty() {
@@ -276,7 +276,7 @@ impl Model {
             graph: &graph,
             parameters: &parameters,
             stored: &stored,
-            dequantized: &dequantized,
+            dequantized: dequantized.as_ref(),
             storage: &storage,
             artifact: artifact.as_ref(),
         };
@@ -358,7 +358,13 @@ impl Model {
 
     /// Parameters that the ONNX file holds as integers or narrow floats.
     pub fn dequantized(&self) -> impl Iterator<Item = &str> {
-        self.dequantized.keys().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
+        let names = self.dequantized.iter().flat_map(BTreeMap::keys).map(String::as_str);
+        names.filter(|name| self.by_name.contains_key(*name))
+    }
+
+    /// Whether the import undid quantisation.
+    pub(crate) fn is_dequantized(&self) -> bool {
+        self.dequantized.is_some()
     }
 
     /// The value of a parameter in the file, in the dtype of the file; of a dequantised one, in f32.
@@ -368,7 +374,8 @@ impl Model {
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
         let stored_as_floats = self.artifact.as_ref().is_some_and(|artifact| artifact.dequantized);
-        if let (Some(recipe), false) = (self.dequantized.get(name), stored_as_floats) {
+        let recipe = self.dequantized.as_ref().and_then(|recipes| recipes.get(name));
+        if let (Some(recipe), false) = (recipe, stored_as_floats) {
             let in_artifact = |name: &str| self.artifact.as_ref().and_then(|artifact| artifact.tensor(name));
             let read = |proto: &TensorProto| in_artifact(&proto.name).map_or_else(|| self.storage.read(proto), Ok);
             return recipe.value(&self.storage, &self.parameters[index].shape, read);

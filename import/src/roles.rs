@@ -107,7 +107,8 @@ fn is_literal(name: &str, elements: usize) -> bool {
     elements <= 1 || elements <= LITERAL_ELEMENTS && has_made_up_name(name)
 }
 
-fn has_made_up_name(name: &str) -> bool {
+/// Whether an exporter gave the name to a literal of the program.
+pub(crate) fn has_made_up_name(name: &str) -> bool {
     LITERAL_NAMES.iter().any(|mark| name.contains(mark))
 }
 

@@ -114,7 +114,7 @@ struct ModelArgs {
     /// Elements of an input of at most one axis whose values decide shapes, for instance axes=0,-1
     #[arg(long = "value", value_name = "NAME=VALUES", value_parser = parse_values, allow_hyphen_values = true)]
     values: Vec<(String, Vec<f64>)>,
-    /// Make float parameters of quantised weights, as training always does
+    /// Undo quantisation, as training always does: quantised weights become float parameters
     #[arg(long)]
     dequantize: bool,
     /// Raise or lower a limit of what a model file may ask for, for instance nodes=2000000; see docs/LIMITS.md

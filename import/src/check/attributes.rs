@@ -55,16 +55,12 @@ pub(super) fn check(node: &NodeProto, function: Option<&FunctionProto>) -> Resul
         if !names.insert(attribute.name.as_str()) {
             return Err(AttributeError::Duplicate(name()));
         }
-        if !attribute.ref_attr_name.is_empty() && !declares(function, &attribute.ref_attr_name) {
+        if !attribute.ref_attr_name.is_empty() && function.is_none() {
             return Err(AttributeError::Reference { name: name(), reference: attribute.ref_attr_name.clone() });
         }
         content(attribute)?;
     }
     Ok(())
-}
-
-fn declares(function: Option<&FunctionProto>, name: &str) -> bool {
-    function.is_some_and(|f| f.attribute.iter().any(|a| a == name) || f.attribute_proto.iter().any(|a| a.name == name))
 }
 
 /// Checks that an attribute holds a value of its type and of no other.

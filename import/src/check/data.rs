@@ -17,7 +17,7 @@ pub(crate) struct Stored<'a> {
     pub parameters: &'a [ModelParameter],
     /// The tensor of each parameter.
     pub stored: &'a [TensorProto],
-    pub dequantized: &'a BTreeMap<String, Dequantized>,
+    pub dequantized: Option<&'a BTreeMap<String, Dequantized>>,
     pub storage: &'a Storage,
     pub artifact: Option<&'a Artifact>,
 }
@@ -44,7 +44,7 @@ impl Stored<'_> {
 
     fn parameter(&self, parameter: &ModelParameter, proto: &TensorProto) -> Result<(), TensorError> {
         let stored_as_floats = self.artifact.is_some_and(|artifact| artifact.dequantized);
-        if let (Some(recipe), false) = (self.dequantized.get(&parameter.name), stored_as_floats) {
+        if let (Some(recipe), false) = (self.dequantized.and_then(|recipes| recipes.get(&parameter.name)), stored_as_floats) {
             return recipe.initializers().iter().try_for_each(|proto| self.initializer(proto));
         }
         if let Some(artifact) = self.artifact {

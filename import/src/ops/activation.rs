@@ -188,6 +188,9 @@ pub(super) fn shrink(c: &mut Context) -> Result<NodeId, OpError> {
     let (bias, lambd) = (c.float_or("bias", 0.0)?, c.float_or("lambd", 0.5)?);
     let x = c.input(0)?;
     let dtype = c.ty(x).dtype;
+    if dtype == DType::Bool {
+        return Err(c.operand_error(0, "numbers are needed"));
+    }
     let x = if dtype.is_float() { x } else { c.cast(x, DType::F32)? };
     let (low, high, zero) = (c.constant_like(x, -lambd)?, c.constant_like(x, lambd)?, c.constant_like(x, 0.0)?);
     let (below, above) = (c.compare(CompareOp::Lt, x, low)?, c.compare(CompareOp::Gt, x, high)?);

@@ -5,13 +5,15 @@ use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, DotDims, NodeId, Op, P
 use super::constants::diagonal;
 use super::movement::slice_axis;
 use super::{Row, Rule, row};
-use crate::context::{self, Context};
+use crate::body::{Control, expect, tensors};
+use crate::context::{self, Context, extent};
 use crate::error::OpError;
+use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
     row("Attention",             3..=7, &[],     Rule::Many(attention)),
-    Row { domain: "ai.onnx.preview", ..row("FlexAttention", 3..=3, &[], Rule::One(flex_attention)) },
+    Row { domain: "ai.onnx.preview", ..row("FlexAttention", 3..=3, &[], Rule::Control(flex_attention)) },
     row("TensorScatter",         2..=3, &[],     Rule::One(tensor_scatter)),
 ];
 
@@ -161,7 +163,7 @@ pub(super) fn merge_heads(c: &mut Context, x: NodeId) -> Result<NodeId, OpError>
 pub(super) fn head_count(c: &Context, name: &'static str) -> Result<usize, OpError> {
     let heads = c.int(name)?.ok_or(OpError::MissingAttribute(name))?;
     let error = || OpError::Attribute { name, value: heads.to_string(), reason: "at least one head is needed" };
-    usize::try_from(heads).ok().filter(|&h| h > 0).ok_or_else(error)
+    extent(name, heads).ok().filter(|&heads| heads > 0).ok_or_else(error)
 }
 
 /// `past` and `new`, joined along axis 2.
@@ -250,15 +252,32 @@ pub(super) fn attention(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     Ok(vec![result, key, value, scores])
 }
 
-/// Attention without masks, of 4 axes. Graphs that change scores or weights are refused.
-pub(super) fn flex_attention(c: &mut Context) -> Result<NodeId, OpError> {
-    c.ignore(&["softmax_precision"]);
-    if let Some(name) = ["score_mod", "prob_mod"].into_iter().find(|name| c.has_attribute(name)) {
-        return Err(OpError::unsupported(format!("FlexAttention with {name}")));
-    }
-    let scale = c.float("scale")?;
+/// `prob_mod(softmax(score_mod(scale * query key^T))) value`, of 4 axes.
+pub(super) fn flex_attention(control: &mut Control) -> Result<Vec<Value>, OpError> {
+    let mut c = control.context();
     let heads = Heads { query: c.input(0)?, key: c.input(1)?, value: c.input(2)? };
-    Ok(attend(c, heads, &Weighting { scale, ..Weighting::default() })?.result)
+    let scale = c.float("scale")?;
+    let scores = scores(&mut c, heads, scale)?;
+    let scores = modified(control, "score_mod", scores)?;
+    let weights = softmax(&mut control.context(), scores)?;
+    let weights = modified(control, "prob_mod", weights)?;
+    let result = weigh(&mut control.context(), weights, heads.value)?;
+    Ok(vec![Value::Tensor(result)])
+}
+
+/// What the body of attribute `name` makes of `x`; `x` itself without one.
+fn modified(control: &mut Control, name: &'static str, x: NodeId) -> Result<NodeId, OpError> {
+    if !control.context().has_attribute(name) {
+        return Ok(x);
+    }
+    let body = control.body(name)?;
+    let results = tensors(control.run(body, vec![Value::Tensor(x)])?, name)?;
+    expect(results.len(), "outputs", 1)?;
+    let c = control.context();
+    if c.ty(results[0]) != c.ty(x) {
+        return Err(OpError::unsupported(format!("{name} that changes {} to {}", c.ty(x), c.ty(results[0]))));
+    }
+    Ok(results[0])
 }
 
 /// From opset 24 on, a mask that is shorter than the keys lets through none of the others.

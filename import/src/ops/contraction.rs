@@ -172,6 +172,10 @@ pub(super) fn conv_transpose(c: &mut Context) -> Result<NodeId, OpError> {
                 (None, other) => return Err(unknown_auto_pad(other)),
             };
             let total = unpadded - output;
+            if total < 0 && output_shape.is_none() {
+                // The standard, its shape inference and its reference each give another result.
+                return Err(OpError::unsupported("auto_pad with a stride beyond the kernel"));
+            }
             Ok(if total < 0 { (0, total) } else { halves(total, auto_pad == "SAME_UPPER") })
         })
         .collect::<Result<_, _>>()?;

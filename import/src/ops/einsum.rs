@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use meganeura_ir::{DotDims, NodeId, Op, ReduceOp, Shape, SliceDim};
+use meganeura_ir::{DType, DotDims, NodeId, Op, ReduceOp, Shape, SliceDim};
 
 use super::{ANY, Row, Rule, row};
 use crate::context::Context;
@@ -79,6 +79,9 @@ pub(super) fn einsum(c: &mut Context) -> Result<NodeId, OpError> {
     let operands = c.all_inputs()?;
     if terms.len() != operands.len() {
         return Err(error("one term per operand is needed"));
+    }
+    if let Some(index) = operands.iter().position(|&x| c.ty(x).dtype == DType::Bool) {
+        return Err(c.operand_error(index, "numbers are needed"));
     }
     let mut sizes: BTreeMap<Label, usize> = BTreeMap::new();
     let mut labelled = Vec::with_capacity(operands.len());

@@ -25,6 +25,9 @@ pub(super) fn normalized(c: &mut Context, indices: NodeId, size: usize) -> Resul
     if !c.ty(indices).dtype.is_int() {
         return Err(c.operand_error(1, "indices are integers"));
     }
+    if size == 0 && c.shape(indices).numel() > 0 {
+        return Err(c.operand_error(1, "an empty axis has nothing to index"));
+    }
     if let Some(known) = c.known(indices) {
         let values = known.to_i64_vec().into_iter().map(|i| Ok(in_range(i, size)? as i64));
         let values: Vec<i64> = values.collect::<Result<_, OpError>>()?;

@@ -36,8 +36,8 @@ fn reduced_loss(c: &mut Context, log_p: NodeId) -> Result<NodeId, OpError> {
     let ignored = c.int("ignore_index")?;
     let target = c.input(1)?;
     let (shape, ty) = (c.shape(log_p), c.ty(target).clone());
-    if shape.rank() < 2 {
-        return Err(c.operand_error(0, "batch and classes are needed"));
+    if shape.rank() < 2 || !c.ty(log_p).dtype.is_float() {
+        return Err(c.operand_error(0, "batch and classes of floats are needed"));
     }
     if !ty.dtype.is_int() || shape.without(&[1]) != ty.shape {
         return Err(c.operand_error(1, "one class index per position is needed"));

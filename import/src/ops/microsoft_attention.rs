@@ -225,6 +225,9 @@ pub(super) fn attention(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let attended = attend(c, Heads { query, key, value }, &weighting)?;
     let mut results = vec![merge_heads(c, attended.result)?];
     if c.has_output(1) {
+        if c.ty(key) != c.ty(value) {
+            return Err(OpError::unsupported("a present state of keys and values of different sizes"));
+        }
         let mut stacked = [key, value];
         for part in &mut stacked {
             let shape: Shape = [1].into_iter().chain(c.shape(*part).iter().copied()).collect();
@@ -340,11 +343,10 @@ fn place(c: &mut Context, batch: usize, new: usize, given: usize) -> Result<Plac
         return Err(c.operand_error(6, "it is shorter than the new tokens"));
     }
     let lengths = c.input(5)?;
-    if c.shape(lengths).numel() != batch || !c.ty(lengths).dtype.is_int() {
+    if *c.shape(lengths) != [batch] || !c.ty(lengths).dtype.is_int() {
         return Err(c.operand_error(5, "one length per element of the batch is needed"));
     }
     let known = c.known(lengths).map(|lengths| lengths.to_i64_vec());
-    let lengths = c.reshape(lengths, [batch])?;
     let lengths = c.cast(lengths, DType::I64)?;
     let total = c.shift(lengths, 1.0)?;
     let first = longest == new;

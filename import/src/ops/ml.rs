@@ -39,6 +39,9 @@ pub(super) fn binarizer(c: &mut Context) -> Result<NodeId, OpError> {
     let threshold = c.float_or("threshold", 0.0)?;
     let x = c.input(0)?;
     let dtype = c.ty(x).dtype;
+    if dtype == DType::Bool {
+        return Err(c.operand_error(0, "numbers are needed"));
+    }
     let reals = c.cast(x, DType::F32)?;
     let threshold = c.constant_like(reals, threshold)?;
     let above = c.compare(CompareOp::Gt, reals, threshold)?;

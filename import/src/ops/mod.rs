@@ -15,6 +15,7 @@ mod deform;
 mod einsum;
 mod grid;
 mod indexing;
+mod interpolation;
 mod linear_algebra;
 mod linear_attention;
 mod loss;
@@ -108,46 +109,46 @@ const fn microsoft(op: &'static str, inputs: RangeInclusive<usize>, statics: &'s
 /// The table of operators, family by family.
 static FAMILIES: &[&[Row]] = &[
     activation::ROWS,
-    bits::ROWS,
     attention::ROWS,
+    bits::ROWS,
     constants::ROWS,
     contraction::ROWS,
-    data_dependent::ROWS,
-    einsum::ROWS,
-    deform::ROWS,
-    grid::ROWS,
     control::ROWS,
+    data_dependent::ROWS,
+    deform::ROWS,
+    einsum::ROWS,
+    grid::ROWS,
     indexing::ROWS,
     linear_algebra::ROWS,
+    linear_attention::ROWS,
     loss::ROWS,
     math::ROWS,
-    ml::ROWS,
-    linear_attention::ROWS,
     matmul_nbits::ROWS,
     microsoft::ROWS,
     microsoft_attention::ROWS,
+    ml::ROWS,
     movement::ROWS,
     normalization::ROWS,
     one_hot::ROWS,
     optimizer::ROWS,
     pooling::ROWS,
-    random::ROWS,
     quantization::ROWS,
     quantized::ROWS,
+    random::ROWS,
     recurrent::ROWS,
     reduction::ROWS,
-    scan::ROWS,
-    scatter::ROWS,
-    rotary::ROWS,
-    sequence::ROWS,
-    shape::ROWS,
-    sort::ROWS,
-    standardization::ROWS,
-    trees::ROWS,
     resize::ROWS,
     roi::ROWS,
+    rotary::ROWS,
+    scan::ROWS,
+    scatter::ROWS,
+    sequence::ROWS,
+    shape::ROWS,
     signal::ROWS,
+    sort::ROWS,
     spatial::ROWS,
+    standardization::ROWS,
+    trees::ROWS,
 ];
 
 fn rows() -> impl Iterator<Item = &'static Row> {

@@ -163,8 +163,8 @@ fn layer_of(
     Ok(y)
 }
 
-/// The mean, and the inverse of the root of the mean square of what is left of `x` (`centred`), or of `x`, over all axes from
-/// `axis` on, which keep size 1.
+/// Over all axes from `axis` on, which keep size 1: the mean, and the inverse root of the mean square of `x - mean` (`centred`) or
+/// of `x`.
 fn statistics(c: &mut Context, x: NodeId, axis: usize, epsilon: f64, centred: bool) -> Result<[NodeId; 2], OpError> {
     let shape = c.shape(x);
     let axes: Vec<usize> = (axis..shape.rank()).collect();
@@ -237,8 +237,18 @@ pub(super) fn simplified(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     Ok(vec![y, inverse])
 }
 
-/// `x + skip + bias`, where `skip` may lack the batch, and its last axis.
-fn residual(c: &mut Context, bias: usize) -> Result<(NodeId, usize), OpError> {
+/// Operand `index`, one element per element of the last axis, of `size`; `None` if it is absent.
+fn per_element(c: &Context, index: usize, size: usize) -> Result<Option<NodeId>, OpError> {
+    match c.optional(index) {
+        Some(node) if *c.shape(node) != [size] => {
+            Err(c.operand_error(index, "one element per element of the last axis is needed"))
+        }
+        node => Ok(node),
+    }
+}
+
+/// `x + skip + bias`, where `skip` may lack the batch; its last axis, and the size of that.
+fn residual(c: &mut Context, bias: usize) -> Result<(NodeId, usize, usize), OpError> {
     let (x, skip) = (c.input(0)?, c.input(1)?);
     let shape = c.shape(x);
     let axis = context::axis(-1, shape.rank())?;
@@ -248,14 +258,14 @@ fn residual(c: &mut Context, bias: usize) -> Result<(NodeId, usize), OpError> {
         let bias = c.broadcast_along(bias, &shape, axis)?;
         sum = c.add(sum, bias)?;
     }
-    Ok((sum, axis))
+    Ok((sum, axis, shape[axis]))
 }
 
 /// Layer normalisation of a sum. Further results: mean, inverse standard deviation, the sum.
 pub(super) fn skip_layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let epsilon = fused_epsilon(c)?;
-    let (sum, axis) = residual(c, 4)?;
-    let (scale, bias) = (c.input(2)?, c.optional(3));
+    let (sum, axis, size) = residual(c, 4)?;
+    let (scale, bias) = (per_element(c, 2, size)?.ok_or(OpError::MissingInput(2))?, per_element(c, 3, size)?);
     let y = layer_of(c, sum, axis, scale, bias, epsilon)?;
     let [mean, inverse] = statistics(c, sum, axis, epsilon, true)?;
     Ok(vec![y, mean, inverse, sum])
@@ -264,8 +274,8 @@ pub(super) fn skip_layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
 /// RMS normalisation of a sum. Further results: mean, inverse root of the mean square, the sum.
 pub(super) fn skip_simplified(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let epsilon = fused_epsilon(c)?;
-    let (sum, axis) = residual(c, 3)?;
-    let scale = c.input(2)?;
+    let (sum, axis, size) = residual(c, 3)?;
+    let scale = per_element(c, 2, size)?.ok_or(OpError::MissingInput(2))?;
     let y = rms_of(c, sum, axis, scale, epsilon)?;
     let [mean, inverse] = statistics(c, sum, axis, epsilon, false)?;
     Ok(vec![y, mean, inverse, sum])
@@ -299,7 +309,7 @@ pub(super) fn embed_layer(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
         let segments = c.broadcast_into(segments, &shape)?;
         sum = c.add(sum, segments)?;
     }
-    let (scale, bias) = (c.input(5)?, c.optional(6));
+    let (scale, bias) = (per_element(c, 5, shape[2])?.ok_or(OpError::MissingInput(5))?, per_element(c, 6, shape[2])?);
     let y = layer_of(c, sum, 2, scale, bias, epsilon)?;
     let count = match c.optional(7) {
         Some(mask) => {

@@ -45,8 +45,14 @@ pub(super) fn hardmax(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn one_hot(c: &mut Context) -> Result<NodeId, OpError> {
     let axis = c.int_or("axis", -1)?;
     let depth = c.known_scalar(1)?.ok_or(OpError::MissingInput(1))?;
+    if depth.fract() != 0.0 {
+        return Err(OpError::Attribute { name: "depth", value: depth.to_string(), reason: "it is a whole number" });
+    }
     let depth = extent("depth", depth as i64)?;
     let (indices, values) = (c.input(0)?, c.input(2)?);
+    if c.ty(indices).dtype == DType::Bool {
+        return Err(c.operand_error(0, "indices are numbers"));
+    }
     if *c.shape(values) != [2] {
         return Err(c.operand_error(2, "two elements are needed, off and on"));
     }

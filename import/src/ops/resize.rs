@@ -1,8 +1,8 @@
 //! Resampling: every axis on its own, with weights that are known when the graph is built.
 
-use meganeura_ir::{DType, NodeId, Op, ReduceOp, Shape, SliceDim, Tensor};
+use meganeura_ir::NodeId;
 
-use super::movement;
+use super::interpolation::{Tap, interpolate, overwrite};
 use super::{Row, Rule, row};
 use crate::context::{self, Context, extent, table_size};
 use crate::error::OpError;
@@ -120,8 +120,8 @@ struct Axis {
     region: (f64, f64),
 }
 
-/// An element of the operand and its weight.
-type Tap = (usize, f64);
+/// Weights below this are rounding errors of positions.
+const NEGLIGIBLE: f64 = 1e-12;
 
 impl Axis {
     fn position(&self, transform: Transform, i: usize) -> f64 {
@@ -145,24 +145,23 @@ impl Axis {
         }
     }
 
-    /// The elements that make up the value at `position`; those outside the operand read its nearest end.
+    /// The elements that make up the value at `position`.
     fn taps(&self, resampling: &Resampling, position: f64) -> Vec<Tap> {
-        let last = self.from as i64 - 1;
-        let nearest_end = |j: i64| j.clamp(0, last) as usize;
         let filter = resampling.filter;
         if let Filter::Nearest(round) = filter {
-            return vec![(nearest_end(round(position) as i64), 1.0)];
+            return vec![Tap { index: round(position) as i64, weight: 1.0 }];
         }
         let stretch = self.stretch(resampling);
         let reach = filter.reach() * stretch;
         let (first, end) = ((position - reach).ceil() as i64, (position + reach).floor() as i64);
-        let weighted = (first..=end).map(|j| (j, filter.weight((j as f64 - position) / stretch)));
-        let mut taps: Vec<(i64, f64)> = weighted.filter(|(_, weight)| *weight != 0.0).collect();
+        let weighted = (first..=end).map(|index| Tap { index, weight: filter.weight((index as f64 - position) / stretch) });
+        let mut taps: Vec<Tap> = weighted.filter(|tap| tap.weight.abs() > NEGLIGIBLE).collect();
         if resampling.exclude_outside {
-            taps.retain(|(j, _)| (0..=last).contains(j));
+            taps.retain(|tap| (0..self.from as i64).contains(&tap.index));
         }
-        let total: f64 = taps.iter().map(|(_, weight)| weight).sum();
-        taps.into_iter().map(|(j, weight)| (nearest_end(j), weight / total)).collect()
+        let total: f64 = taps.iter().map(|tap| tap.weight).sum();
+        taps.iter_mut().for_each(|tap| tap.weight /= total);
+        taps
     }
 
     /// An antialiasing filter covers as many more elements as there are fewer results.
@@ -301,84 +300,16 @@ fn resample(c: &mut Context, x: NodeId, axes: &[usize], changes: &[Axis], resamp
         let reach = (2.0 * resampling.filter.reach() * change.stretch(resampling)).min(from as f64 * 2.0) as usize + 1;
         table_size(to.saturating_mul(reach))?;
         let positions: Vec<f64> = (0..to).map(|i| change.position(resampling.transform, i)).collect();
-        let taps: Vec<Vec<Tap>> = positions.iter().map(|&position| change.taps(resampling, position)).collect();
-        y = interpolate(c, y, axis, &taps)?;
         if resampling.transform == Transform::CropAndResize {
-            let outside = positions.iter().map(|p| i64::from(*p < 0.0 || *p > from as f64 - 1.0)).collect::<Vec<_>>();
-            y = extrapolate(c, y, axis, &outside, resampling.extrapolation)?;
+            let last = from as f64 - 1.0;
+            let taps: Vec<Vec<Tap>> = positions.iter().map(|p| change.taps(resampling, p.clamp(0.0, last))).collect();
+            let outside: Vec<bool> = positions.iter().map(|p| *p < 0.0 || *p > last).collect();
+            y = interpolate(c, y, axis, &taps)?;
+            y = overwrite(c, y, axis, &outside, resampling.extrapolation)?;
+        } else {
+            let taps: Vec<Vec<Tap>> = positions.iter().map(|&position| change.taps(resampling, position)).collect();
+            y = interpolate(c, y, axis, &taps)?;
         }
     }
     Ok(y)
-}
-
-/// Along `axis`, the weighted sum of the elements that `taps` name for each position of the result.
-fn interpolate(c: &mut Context, x: NodeId, axis: usize, taps: &[Vec<Tap>]) -> Result<NodeId, OpError> {
-    let single: Option<Vec<usize>> = taps.iter().map(|taps| <[Tap; 1]>::try_from(taps.as_slice()).ok().map(|[t]| t.0)).collect();
-    if let Some(source) = single {
-        return take(c, x, axis, &source);
-    }
-    let ty = c.ty(x).clone();
-    if !ty.dtype.is_float() {
-        return Err(OpError::unsupported("interpolation between integers"));
-    }
-    let mut shape = ty.shape.to_vec();
-    let (lead, trail) = (shape[..axis].iter().product::<usize>(), shape[axis + 1..].iter().product::<usize>());
-    let (to, count) = (taps.len(), taps.iter().map(Vec::len).max().unwrap_or(0));
-    table_size(to.saturating_mul(count))?;
-    let (mut indices, mut weights) = (Vec::with_capacity(to * count), Vec::with_capacity(to * count));
-    for taps in taps {
-        let Some(&(first, _)) = taps.first() else { return Err(c.operand_error(0, "no element is near enough")) };
-        // Unused places repeat an element that counts, so that an infinity elsewhere stays out.
-        let padded = taps.iter().copied().chain(std::iter::repeat((first, 0.0))).take(count);
-        for (index, weight) in padded {
-            indices.push(index as i64);
-            weights.push(weight);
-        }
-    }
-    let rows = c.reshape(x, [lead, shape[axis], trail])?;
-    let indices = c.constant_tensor(Tensor::from_i64(DType::I64, [to, count], &indices))?;
-    let neighbours = c.push(Op::Gather { axis: 1 }, &[rows, indices])?;
-    let weights = c.constant_tensor(Tensor::from_f64(ty.dtype, [to, count], &weights))?;
-    let weights = c.push(Op::Broadcast { shape: Shape::from([lead, to, count, trail]), axes: vec![1, 2] }, &[weights])?;
-    let weighted = c.mul(neighbours, weights)?;
-    let sum = c.reduce(ReduceOp::Sum, weighted, &[2])?;
-    shape[axis] = to;
-    Ok(c.reshape(sum, shape)?)
-}
-
-/// `x` at the positions `source` of `axis`: a repetition or a slice where it is one, else a gather.
-fn take(c: &mut Context, x: NodeId, axis: usize, source: &[usize]) -> Result<NodeId, OpError> {
-    let mut shape = c.shape(x).to_vec();
-    let (from, to) = (shape[axis], source.len());
-    shape[axis] = to;
-    let times = to / from.max(1);
-    if times > 0 && source.iter().enumerate().all(|(i, &s)| s == i / times) {
-        let (rows, size) = (shape[..axis].iter().product::<usize>() * from, shape[axis + 1..].iter().product());
-        let repeated = movement::repeat(c, x, [rows, size], times)?;
-        return Ok(c.reshape(repeated, shape)?);
-    }
-    if let [start, second, ..] = *source
-        && let Some(step) = second.checked_sub(start).filter(|&step| step > 0)
-        && source.iter().enumerate().all(|(i, &s)| s == start + i * step)
-    {
-        let whole = |&size: &usize| SliceDim { start: 0, step: 1, size };
-        let mut dims: Vec<SliceDim> = shape.iter().map(whole).collect();
-        dims[axis] = SliceDim { start, step: step as isize, size: to };
-        return Ok(c.push(Op::Slice(dims), &[x])?);
-    }
-    let indices: Vec<i64> = source.iter().map(|&s| s as i64).collect();
-    let indices = c.constant_tensor(Tensor::from_i64(DType::I64, [to], &indices))?;
-    Ok(c.push(Op::Gather { axis }, &[x, indices])?)
-}
-
-/// `value` where `outside` holds along `axis`, else `x`.
-fn extrapolate(c: &mut Context, x: NodeId, axis: usize, outside: &[i64], value: f64) -> Result<NodeId, OpError> {
-    if outside.iter().all(|&o| o == 0) {
-        return Ok(x);
-    }
-    let shape = c.shape(x);
-    let outside = c.constant_tensor(Tensor::from_i64(DType::Bool, [outside.len()], outside))?;
-    let outside = c.broadcast_along(outside, &shape, axis)?;
-    let value = c.constant_like(x, value)?;
-    Ok(c.select(outside, value, x)?)
 }

@@ -86,27 +86,30 @@ fn samples(c: &mut Context, rois: NodeId, axis: Bins) -> Result<Samples, OpError
         let one = c.constant_like(length, 1.0)?;
         length = c.binary(BinaryOp::Max, length, one)?;
     }
-    let bin = c.scale(length, 1.0 / axis.bins as f64)?;
+    // Divisions rather than products with reciprocals, which miss edges that positions are compared with.
+    let bins = c.constant_like(length, axis.bins as f64)?;
+    let bin = c.div(length, bins)?;
     let regions = c.shape(rois)[0];
     let counts = if axis.ratio > 0 { None } else { Some(adaptive_counts(c, axis)?) };
     let most = counts.as_ref().map_or(axis.ratio, |counts| counts.iter().copied().max().unwrap_or(0)).max(1);
     let shape = Shape::from([regions, axis.bins, most]);
     table_size(most.saturating_mul(regions))?;
     let dtype = c.ty(rois).dtype;
-    // Within a bin, in units of its length: the centres of equal parts.
-    let part = |count: usize| 1.0 / count.max(1) as f64;
-    let parts: Vec<f64> =
-        counts.as_ref().map_or_else(|| vec![part(axis.ratio); regions], |counts| counts.iter().map(|&n| part(n)).collect());
+    let (bin, start) = (per_region(c, bin, &shape)?, per_region(c, start, &shape)?);
+    let number = ramp(c, dtype, &shape, 1, [0.0, 1.0])?;
+    let offset = c.mul(number, bin)?;
+    let first = c.add(start, offset)?;
+    // Within a bin: the centres of equal parts.
+    let parts: Vec<f64> = match &counts {
+        Some(counts) => counts.iter().map(|&count| count.max(1) as f64).collect(),
+        None => vec![axis.ratio as f64; regions],
+    };
     let parts = c.constant_tensor(Tensor::from_f64(dtype, [regions], &parts))?;
     let parts = per_region(c, parts, &shape)?;
     let centre = ramp(c, dtype, &shape, 2, [0.5, 1.0])?;
-    let within = c.mul(centre, parts)?;
-    let number = ramp(c, dtype, &shape, 1, [0.0, 1.0])?;
-    let along = c.add(number, within)?;
-    let bin = per_region(c, bin, &shape)?;
-    let start = per_region(c, start, &shape)?;
-    let offset = c.mul(along, bin)?;
-    Ok(Samples { positions: c.add(start, offset)?, counts })
+    let within = c.mul(centre, bin)?;
+    let within = c.div(within, parts)?;
+    Ok(Samples { positions: c.add(first, within)?, counts })
 }
 
 /// Whether `position` is at most one element outside an axis of `size`.

@@ -5,7 +5,7 @@ use meganeura_ir::{DType, NodeId, Op, Shape, TensorType};
 use super::attention::{head_count, separate_heads};
 use super::movement::slice_axis;
 use super::{Row, Rule, microsoft, row};
-use crate::context::Context;
+use crate::context::{Context, extent};
 use crate::error::OpError;
 
 #[rustfmt::skip]
@@ -27,8 +27,8 @@ impl Angles {
     /// The angles at `positions: [batch, sequence]`, as `[batch, sequence, pairs]`. `index` is the operand that is to blame.
     pub fn at(self, c: &mut Context, positions: NodeId, index: usize) -> Result<Self, OpError> {
         let table = c.shape(self.cos);
-        if table.rank() != 2 {
-            return Err(OpError::unsupported("a table of angles that is no matrix"));
+        if table.rank() != 2 || c.shape(self.sin) != table {
+            return Err(OpError::Broadcast { a: c.ty(self.cos).clone(), b: c.ty(self.sin).clone() });
         }
         if c.rank(positions) != 2 || !c.ty(positions).dtype.is_int() {
             return Err(c.operand_error(index, "one position per token is needed"));
@@ -103,7 +103,7 @@ fn check_dim(c: &Context, dim: usize, angles: Angles, index: usize) -> Result<()
 
 fn rotary_dim(c: &Context) -> Result<usize, OpError> {
     let dim = c.int_or("rotary_embedding_dim", 0)?;
-    crate::context::extent("rotary_embedding_dim", dim)
+    extent("rotary_embedding_dim", dim)
 }
 
 /// The standard's operator: positions are optional, without them the tables hold one row per token.

@@ -22,10 +22,16 @@ const BLOCK: usize = 1024;
 pub(super) fn top_k(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     c.ignore(&["sorted"]);
     let (axis, largest) = (c.int_or("axis", -1)?, c.flag("largest", true)?);
-    let k = if c.opset < 10 { c.int("k")?.map(|k| vec![k]) } else { c.known_ints(1)? };
-    let k = k.ok_or(OpError::MissingAttribute("k"))?;
+    let k = if c.opset < 10 {
+        vec![c.int("k")?.ok_or(OpError::MissingAttribute("k"))?]
+    } else {
+        c.known_ints(1)?.ok_or(OpError::MissingInput(1))?
+    };
     let &[k] = k.as_slice() else { return Err(c.operand_error(1, "one number is needed")) };
     let x = c.input(0)?;
+    if c.ty(x).dtype == DType::Bool {
+        return Err(c.operand_error(0, "numbers are needed"));
+    }
     let shape = c.shape(x);
     let axis = context::axis(axis, shape.rank())?;
     let (n, wanted) = (shape[axis], extent("k", k)?);

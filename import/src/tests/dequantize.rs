@@ -101,6 +101,47 @@ fn weights_of_four_bits_are_dequantised_too() {
 }
 
 #[test]
+fn data_that_is_quantised_and_dequantised_stays_as_it_is() {
+    let builder = start()
+        .initializer("scale", &f32s(&[], &[4.0]))
+        .initializer("zero", &u8s(&[], &[0]))
+        .initializer("other", &f32s(&[], &[2.0]))
+        .node(node("QuantizeLinear", &["x", "scale", "zero"], &["q"]))
+        .node(node("DequantizeLinear", &["q", "scale", "zero"], &["y"]))
+        .node(node("DequantizeLinear", &["q", "other", "zero"], &["z"]))
+        .output("y")
+        .output("z");
+    assert_eq!(outputs(&open(&builder, false)), [vec![0.0, 8.0], vec![0.0, 4.0]]);
+    // Another scale is no inverse.
+    assert_eq!(outputs(&open(&builder, true)), [vec![1.0, 10.0], vec![0.0, 4.0]]);
+}
+
+/// As onnxruntime's dynamic quantisation writes a product, with a scale and a zero point per column.
+fn with_dynamic_product() -> ModelBuilder {
+    start()
+        .initializer("w", &u8s(&[2, 3], &[0, 1, 2, 3, 4, 5]))
+        .initializer("w_scale", &f32s(&[3], &[0.5, 1.0, 2.0]))
+        .initializer("w_zero", &u8s(&[3], &[0, 1, 2]))
+        .node(node("DynamicQuantizeLinear", &["x"], &["q", "q_scale", "q_zero"]))
+        .node(node("MatMulInteger", &["q", "w", "q_zero", "w_zero"], &["sum"]))
+        .node(node("Cast", &["sum"], &["real"]).int("to", 1))
+        .node(node("Mul", &["q_scale", "w_scale"], &["scales"]))
+        .node(node("Mul", &["real", "scales"], &["y"]))
+        .output("y")
+}
+
+#[test]
+fn products_with_dynamically_quantised_data_become_products_of_floats() {
+    let exact = [15.0, 30.0, 60.0];
+    let model = open(&with_dynamic_product(), true);
+    assert_eq!(parameters(&model), [("w", vec![0.0, 0.0, 0.0, 1.5, 3.0, 6.0])]);
+    assert_eq!(outputs(&model), [exact]);
+    // As written, the data has 255 levels between 0 and 10.
+    let quantised = outputs(&open(&with_dynamic_product(), false));
+    assert!(quantised[0].iter().zip(exact).all(|(a, b)| (a - b).abs() <= 6.0 * 5.0 / 255.0), "{quantised:?}");
+}
+
+#[test]
 fn a_weight_with_another_use_or_an_unknown_scale_stays_quantised() {
     let other_use = with_dequantize_linear().node(node("Identity", &["w"], &["raw"])).output("raw");
     assert!(open(&other_use, true).parameter("w").is_none());

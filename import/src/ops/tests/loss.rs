@@ -45,15 +45,16 @@ fn optimizers() -> Vec<Case> {
     let (x, g) = (|| Input(pair(1., -2.)), || Input(pair(0.5, 1.)));
     let step = |count: i64| [Input(f32s(&[], &[0.1])), Input(i64s(&[], &[count]))];
     let args = |count: i64, tensors: Vec<Arg>| step(count).into_iter().chain(tensors).collect::<Vec<_>>();
-    let training = |n: NodeBuilder| n.domain("ai.onnx.preview.training").float("norm_coefficient", 0.01);
-    let adam = |n: NodeBuilder| training(n).float("alpha", 0.9).float("beta", 0.99).float("epsilon", 1e-3);
+    let decayed = |n: NodeBuilder, decay| n.domain("ai.onnx.preview.training").float("norm_coefficient", decay);
+    let training = move |n| decayed(n, 0.01);
+    let rates = |n: NodeBuilder| n.float("alpha", 0.9).float("beta", 0.99).float("epsilon", 1e-3);
     let momentum = |mode: &'static str| move |n| training(n).float("alpha", 0.9).float("beta", 0.5).string("mode", mode);
     let (v, h) = (|| Input(pair(0.1, 0.)), || Input(pair(0.04, 0.09)));
     vec![
         case(
             "Adam",
             1,
-            |n| adam(n).float("norm_coefficient_post", 0.02),
+            |n| rates(training(n)).float("norm_coefficient_post", 0.02),
             args(3, vec![x(), g(), v(), h()]),
             vec![pair(0.937_431_2, -1.979_378_5), pair(0.141, 0.098), pair(0.042_201, 0.098_704)],
         ),
@@ -61,7 +62,7 @@ fn optimizers() -> Vec<Case> {
         case(
             "Adam",
             1,
-            |n| adam(n.domain("ai.onnx.preview.training").float("norm_coefficient", 0.0)),
+            |n| rates(decayed(n, 0.0)),
             args(0, vec![x(), g(), v(), h()]),
             vec![pair(0.932_099_1, -2.031_665_5), pair(0.14, 0.1), pair(0.0421, 0.0991)],
         ),

@@ -73,11 +73,11 @@ pub(super) use Arg::{Absent, Input, Known};
 impl Case {
     /// A model that imports the operator's set.
     fn builder(&self) -> ModelBuilder {
-        match self.nodes.first().map_or("", |n| n.0.domain.as_str()) {
-            "" => ModelBuilder::new(self.opset),
-            "com.microsoft" => ModelBuilder::new(self.opset).import("com.microsoft", 1),
-            domain => ModelBuilder::new(NEWEST).import(domain, self.opset),
-        }
+        let domains: BTreeSet<&str> = self.nodes.iter().map(|n| n.0.domain.as_str()).filter(|d| !d.is_empty()).collect();
+        domains.into_iter().fold(ModelBuilder::new(self.opset), |builder, domain| match domain {
+            "ai.onnx.ml" | "ai.onnx.preview.training" => ModelBuilder::new(NEWEST).import(domain, self.opset),
+            domain => builder.import(domain, 1),
+        })
     }
 
     /// What is wrong, if anything.

@@ -28,6 +28,14 @@ fn resizing() -> Vec<Case> {
     let to = |x: super::Arg, size: i64| vec![x, Absent, Absent, k(&[1, 1, size])];
     vec![
         case("Resize", 13, linear, vec![two(), Absent, scales(&[1., 1., 2.])], vec![line(&[1., 1.25, 1.75, 2.])]),
+        // What has no weight does not count, infinite or not.
+        case(
+            "Resize",
+            13,
+            linear,
+            vec![Input(line(&[f32::INFINITY, 1., 2., 3.])), Absent, scales(&[1., 1., 1.5])],
+            vec![line(&[f32::INFINITY, f32::INFINITY, 1. + 1. / 6., 1. + 5. / 6., 2.5, 3.])],
+        ),
         case("Resize", 10, linear, vec![two(), scales(&[1., 1., 2.])], vec![line(&[1., 1.5, 2., 2.])]),
         case("Resize", 13, |n| transform("align_corners")(linear(n)), to(two(), 4), vec![line(&[1., 4. / 3., 5. / 3., 2.])]),
         case("Resize", 13, |n| transform("pytorch_half_pixel")(linear(n)), to(four(), 1), vec![line(&[1.])]),
