@@ -30,7 +30,7 @@ pub enum ImportError {
     IrVersion(i64),
     #[error("the model imports no operator set: the file is truncated or no ONNX model")]
     NoOpset,
-    #[error("opset {0} is not supported: 7 and newer are. Convert the model with onnx.version_converter, or export it again")]
+    #[error("opset {0} is not supported: 6 and newer are. Convert the model with onnx.version_converter, or export it again")]
     Opset(i64),
     #[error(transparent)]
     Structure(#[from] StructureError),

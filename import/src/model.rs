@@ -30,7 +30,7 @@ use crate::write::stored_type;
 
 /// The newest opset and IR version whose operators this crate was written against.
 const NEWEST_OPSET: i64 = 27;
-const OLDEST_OPSET: i64 = 7;
+const OLDEST_OPSET: i64 = 6;
 const NEWEST_IR_VERSION: i64 = 13;
 
 /// What to import.

@@ -14,11 +14,14 @@ const CHECKS: &[(&str, &[&str])] = &[
     ("documentation tests", &["test", "--release", "--workspace", "--doc"]),
 ];
 
+/// How long each fuzz target runs.
+const FUZZ_SECONDS: &str = "60";
+
 const NEXTEST: &[&str] = &["nextest", "run", "--release", "--workspace"];
 const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 
-/// Prepares the machine, then checks format, lints, documentation tests, that ONNX's backend tests give what
-/// `docs/` says, and last all tests, whose summary ends the output.
+/// Prepares the machine, then checks format, lints, documentation tests, that the import bears damaged
+/// files, that ONNX's backend tests give what `docs/` says, and last all tests, whose summary ends the output.
 ///
 /// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`.
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
@@ -32,6 +35,10 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
         step(name, workspace.cargo(arguments))?;
     }
     print_size(workspace)?;
+    for target in ["bytes", "models"] {
+        let fuzz = ["run", "--release", "--quiet", "--package", "fuzz", "--", target, "--seconds", FUZZ_SECONDS];
+        step("fuzz", workspace.cargo(&fuzz))?;
+    }
     corpus::conformance(workspace, &python, &["--check".to_owned()])?;
     let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
     let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);

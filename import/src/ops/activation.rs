@@ -150,7 +150,9 @@ pub(super) fn mish(c: &mut Context) -> Result<NodeId, OpError> {
 pub(super) fn prelu(c: &mut Context) -> Result<NodeId, OpError> {
     let (x, slope) = (c.input(0)?, c.input(1)?);
     let shape = c.shape(x);
-    let slope = c.broadcast_into(slope, &shape)?;
+    // Before opset 7, slopes belong to channels.
+    let per_channel = c.opset < 7 && c.rank(slope) == 1 && shape.get(1).is_some_and(|channels| *c.shape(slope) == [*channels]);
+    let slope = if per_channel { c.broadcast_along(slope, &shape, 1)? } else { c.broadcast_into(slope, &shape)? };
     let negative = c.mul(x, slope)?;
     by_sign(c, x, x, negative)
 }

@@ -3,7 +3,7 @@
 use meganeura_ir::{BinaryOp, CompareOp, DType, NodeId, UnaryOp};
 
 use super::{ANY, Row, Rule, narrow, row};
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::error::OpError;
 use crate::narrow::Narrow;
 use crate::tensor::{self, arithmetic};
@@ -65,10 +65,28 @@ pub(super) const ROWS: &[Row] = &[
 /// Attributes that say nothing about the numbers of wide types: they are for 8-bit floats.
 const CAST_ATTRIBUTES: [&str; 2] = ["saturate", "round_mode"];
 
+/// Two operands at their common shape. Before opset 7, `axis` aligns the axes of the second with those of the first.
+fn pair(c: &mut Context) -> Result<[NodeId; 2], OpError> {
+    let (a, mut b) = (c.input(0)?, c.input(1)?);
+    if c.opset < 7
+        && c.flag("broadcast", false)?
+        && let Some(axis) = c.int("axis")?
+    {
+        let (rank, mut shape) = (c.rank(a), c.shape(b).to_vec());
+        let misfit = || c.operand_error(1, "it has more axes than the first operand from `axis` on");
+        let filled = rank.checked_sub(context::axis(axis, rank)?).filter(|&axes| axes >= shape.len()).ok_or_else(misfit)?;
+        shape.resize(filled, 1);
+        b = c.reshape(b, shape)?;
+    }
+    match *c.broadcast(&[a, b])? {
+        [a, b] => Ok([a, b]),
+        _ => Err(OpError::MissingInput(1)),
+    }
+}
+
 pub(super) fn binary(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
-    let pair = [c.input(0)?, c.input(1)?];
-    let pair = c.broadcast(&pair)?;
-    Ok(c.binary(op, pair[0], pair[1])?)
+    let [a, b] = pair(c)?;
+    Ok(c.binary(op, a, b)?)
 }
 
 pub(super) fn variadic(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError> {
@@ -82,9 +100,8 @@ pub(super) fn variadic(c: &mut Context, op: BinaryOp) -> Result<NodeId, OpError>
 }
 
 pub(super) fn compare(c: &mut Context, op: CompareOp) -> Result<NodeId, OpError> {
-    let pair = [c.input(0)?, c.input(1)?];
-    let pair = c.broadcast(&pair)?;
-    Ok(c.compare(op, pair[0], pair[1])?)
+    let [a, b] = pair(c)?;
+    Ok(c.compare(op, a, b)?)
 }
 
 /// `x * factor`; integers are multiplied as reals and truncated.
@@ -134,9 +151,8 @@ pub(super) fn modulo(c: &mut Context) -> Result<NodeId, OpError> {
 /// The result has the dtype of the base. Exponents 1, 2 and 3 become products, which are exact for negative bases on every
 /// device.
 pub(super) fn pow(c: &mut Context) -> Result<NodeId, OpError> {
-    let (x, y) = (c.input(0)?, c.input(1)?);
-    let pair = c.broadcast(&[x, y])?;
-    let (base, mut exponent) = (pair[0], pair[1]);
+    let y = c.input(1)?;
+    let [base, mut exponent] = pair(c)?;
     if c.is_uniform(y, 1.0) {
         return Ok(base);
     }

@@ -1,6 +1,6 @@
 //! The mapping from ONNX operators to the graph: one table, one file per family of operators.
 //!
-//! Each rule reads attributes with the defaults of the standard, checks, then lowers. Rules cover every opset from 7 on in which
+//! Each rule reads attributes with the defaults of the standard, checks, then lowers. Rules cover every opset from 6 on in which
 //! the operator computes the same function of its numbers; where only the place of a parameter changed (attribute or input), a
 //! rule takes both. Formulas are those of the operator reference at onnx.ai.
 

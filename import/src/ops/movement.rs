@@ -34,8 +34,20 @@ pub(super) fn identity(c: &mut Context) -> Result<Vec<Value>, OpError> {
 pub(super) fn dropout(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     c.ignore(&["ratio", "seed"]);
     let x = c.input(0)?;
-    let training = c.opset >= 12 && c.known_scalar(2)?.is_some_and(|training| training != 0.0);
-    if training && c.known_scalar(1)?.unwrap_or(0.5) != 0.0 {
+    // Opset 7 to 11 have no training mode.
+    let training = match c.opset {
+        12.. => c.known_scalar(2)?.is_some_and(|training| training != 0.0),
+        7.. => false,
+        _ => !c.flag("is_test", false)?,
+    };
+    let ratio = if c.opset < 12 {
+        c.float("ratio")?
+    } else if training {
+        c.known_scalar(1)?
+    } else {
+        None
+    };
+    if training && ratio.unwrap_or(0.5) != 0.0 {
         return Err(OpError::Random { what: "Dropout with training_mode", remedy: "export the model in evaluation mode" });
     }
     let dtype = if c.opset >= 10 { DType::Bool } else { c.ty(x).dtype };

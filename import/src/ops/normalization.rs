@@ -56,7 +56,9 @@ fn check_channels(c: &Context, x: NodeId) -> Result<Shape, OpError> {
 pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let (epsilon, momentum) = (epsilon(c)?, c.float_or("momentum", f64::from(0.9f32))?);
     // Before opset 14, a node that has more than one result trains.
-    let training = c.flag("training_mode", false)? || c.opset < 14 && (1..c.output_count()).any(|i| c.declares_output(i));
+    let training = c.flag("training_mode", false)?
+        || c.opset < 14 && (1..c.output_count()).any(|i| c.declares_output(i))
+        || c.opset < 7 && !c.flag("is_test", false)?;
     let per_channel = c.flag("spatial", true)?;
     let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|i| c.input(i));
     let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);

@@ -272,7 +272,7 @@ fn versions_that_do_not_exist() {
     let opset = |list: &[(&str, i64)]| edited(|m| m.opset_import = opsets(list));
     refused(vec![
         case!("no opset", opset(&[]), E::NoOpset, "no operator set"),
-        case!("opset 6", opset(&[("", 6)]), E::Opset(6), "opset 6"),
+        case!("opset 5", opset(&[("", 5)]), E::Opset(5), "opset 5"),
         case!("opset 0", opset(&[("", 0)]), E::Structure(S::OpsetVersion { version: 0, .. }), "version 0"),
         case!("a negative opset", opset(&[("", -1)]), E::Structure(S::OpsetVersion { .. }), "version -1"),
         case!("two opsets", opset(&[("", 17), ("ai.onnx", 18)]), E::Structure(S::OpsetTwice { .. }), "17"),
