@@ -25,13 +25,14 @@ pub enum Reason {
     Operator,
     Form,
     IntegerRange,
+    FloatRange,
     TooLarge,
     /// Anything else: a fault of ours.
     Other,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 16] = [
+    pub const ALL: [Reason; 17] = [
         Reason::Strings,
         Reason::Sequences,
         Reason::Optionals,
@@ -46,6 +47,7 @@ impl Reason {
         Reason::Operator,
         Reason::Form,
         Reason::IntegerRange,
+        Reason::FloatRange,
         Reason::TooLarge,
         Reason::Other,
     ];
@@ -66,6 +68,7 @@ impl Reason {
             Reason::Operator => "operators without a rule",
             Reason::Form => "attributes, operands or forms of an operator without a rule",
             Reason::IntegerRange => "64-bit integers beyond 32 bits",
+            Reason::FloatRange => "64-bit floats beyond the range of 32 bits",
             Reason::TooLarge => "too large for the device",
             Reason::Other => "unexplained",
         }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use meganeura_import::{Bindings, Dim, ImportError, Model, ModelInput, Specialized};
-use meganeura_ir::{Graph, Op, Tensor};
+use meganeura_ir::{DType, Graph, Op, Tensor};
 use meganeura_runtime::Device;
 
 use crate::compare;
 use crate::execute::{Refusal, execute};
 use crate::gradient;
 use crate::outcome::{Gradient, Status};
-use crate::refusal;
+use crate::refusal::{self, Reason};
 use crate::suite::{Folder, Kind, SuiteError, Test, ramp};
 
 /// Runs `test` forward, and backward if it passes.
@@ -23,6 +23,10 @@ pub fn run(device: &Arc<Device>, test: &Test) -> Result<(Status, Option<Gradient
         Err(e) => return Ok((refused(e), None)),
     };
     let supplied = inputs(test, &model)?;
+    if let Some(name) = beyond_f32(&supplied) {
+        let detail = format!("input {name:?} holds numbers beyond the range of f32, in which devices compute");
+        return Ok((self::refused(Refusal::new(Reason::FloatRange, detail)), None));
+    }
     let specialized = match specialize(&model, &supplied) {
         Ok(specialized) => specialized,
         Err(e) => return Ok((refused(e), None)),
@@ -78,6 +82,13 @@ fn inputs(test: &Test, model: &Model) -> Result<BTreeMap<String, Tensor>, SuiteE
         return Ok(model.inputs().iter().map(|input| (name(input), ramp(&shape(input)))).collect());
     }
     Ok(model.inputs().iter().map(name).zip(test.tensors(Kind::Input)?).collect())
+}
+
+/// The name of an input with a finite number that f32 does not hold.
+fn beyond_f32(supplied: &BTreeMap<String, Tensor>) -> Option<&String> {
+    let overflows = |v: &f64| v.is_finite() && !(*v as f32).is_finite();
+    let doubles = supplied.iter().filter(|(_, tensor)| tensor.dtype() == DType::F64);
+    doubles.filter(|(_, tensor)| tensor.to_f64_vec().iter().any(overflows)).map(|(name, _)| name).next()
 }
 
 fn specialize(model: &Model, supplied: &BTreeMap<String, Tensor>) -> Result<Specialized, ImportError> {
