@@ -64,11 +64,11 @@ impl Reason {
             Reason::RandomNumbers => "random numbers, which the standard does not fix",
             Reason::DataDependentShape => "shapes that depend on data",
             Reason::ControlFlow => "control flow that depends on data",
-            Reason::OldOpset => "operator sets before 6",
+            Reason::OldOpset => "operator sets before 7",
             Reason::Operator => "operators without a rule",
             Reason::Form => "attributes, operands or forms of an operator without a rule",
             Reason::IntegerRange => "64-bit integers beyond 32 bits",
-            Reason::FloatRange => "64-bit floats beyond the range of f32",
+            Reason::FloatRange => "64-bit floats beyond the range of 32 bits",
             Reason::TooLarge => "too large for the device",
             Reason::Other => "unexplained",
         }
