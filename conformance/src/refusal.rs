@@ -64,7 +64,7 @@ impl Reason {
             Reason::RandomNumbers => "random numbers, which the standard does not fix",
             Reason::DataDependentShape => "shapes that depend on data",
             Reason::ControlFlow => "control flow that depends on data",
-            Reason::OldOpset => "operator sets before 7",
+            Reason::OldOpset => "operator sets before 6",
             Reason::Operator => "operators without a rule",
             Reason::Form => "attributes, operands or forms of an operator without a rule",
             Reason::IntegerRange => "64-bit integers beyond 32 bits",
