@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use common::{device, fixture, relative_l2};
 use meganeura::data::{Samples, Target};
-use meganeura::{Bindings, Dataset, Model, Tensor};
+use meganeura::{Bindings, Dataset, ImportOptions, Model, Tensor};
 
 const OUTPUT_TOLERANCE: f64 = 1e-4;
 /// Quantised models round inside.
@@ -55,11 +55,11 @@ fn outputs_of(model: &Model, reference: &str, tolerance: f64) {
 
 fn gradients_agree(id: &str) {
     let Some(path) = published(id) else { return };
-    gradients_of(&Model::open(path).unwrap(), id);
+    gradients_of(&Model::open(path).unwrap(), id, str::to_owned);
 }
 
-/// Every parameter in the reference, at the elements where the function is smooth.
-fn gradients_of(model: &Model, reference: &str) {
+/// Every parameter in the reference, at the elements where the function is smooth. `parameter` gives the model's name of each.
+fn gradients_of(model: &Model, reference: &str, parameter: impl Fn(&str) -> String) {
     let (inputs, expected) = (data(reference), data(&format!("{reference}-gradient")));
     let inputs = Samples::whole(&inputs, model.inputs(), Target::Absent).unwrap().tensors();
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -70,7 +70,7 @@ fn gradients_of(model: &Model, reference: &str) {
     for (key, _) in expected.arrays() {
         let Some(name) = key.strip_prefix("grad/") else { continue };
         let [indices, smooth, expected] = ["idx", "smooth", "grad"].map(|kind| values(&expected, &format!("{kind}/{name}")));
-        let found = found.get(name).unwrap_or_else(|| panic!("no gradient of {name}")).to_f64_vec();
+        let found = found.get(&parameter(name)).unwrap_or_else(|| panic!("no gradient of {name}")).to_f64_vec();
         let kept = || (0..indices.len()).filter(|&i| smooth[i] != 0.0);
         let at: Vec<f64> = kept().map(|i| found[indices[i] as usize]).collect();
         let expected: Vec<f64> = kept().map(|i| expected[i]).collect();
@@ -113,4 +113,28 @@ agrees!(
 #[test]
 fn a_quantized_model_agrees_with_onnxruntime() {
     outputs_agree("smart_turn_v3_2_int8", QUANTIZED_TOLERANCE);
+}
+
+#[test]
+fn a_dequantized_model_agrees_with_the_model_of_real_numbers() {
+    let Some(path) = published("smart_turn_v3_2_int8") else { return };
+    let model = Model::open_with(path, &ImportOptions { dequantize: true, ..ImportOptions::default() }).unwrap();
+    outputs_of(&model, "smart_turn_f32", OUTPUT_TOLERANCE);
+    // The reference names a weight after what dequantised it, the model after what the file holds.
+    gradients_of(&model, "smart_turn_f32", |name| {
+        let stored = format!("{}_quantized", name.trim_end_matches("_DequantizeLinear_Output"));
+        if model.imported().parameter(&stored).is_some() { stored } else { name.to_owned() }
+    });
+}
+
+#[test]
+fn models_with_operators_that_are_not_supported_name_all_of_them() {
+    let refused = |id: &str| published(id).map(|path| Model::open(path).unwrap_err().to_string());
+    for (id, ops) in [
+        ("text2tashkeel_rawi_int8", &["com.microsoft::DynamicQuantizeLSTM"][..]),
+        ("ort_logreg_iris", &["ai.onnx.ml::LinearClassifier", "ai.onnx.ml::ZipMap"]),
+    ] {
+        let Some(message) = refused(id) else { continue };
+        assert!(ops.iter().all(|op| message.contains(op)), "{message}");
+    }
 }
