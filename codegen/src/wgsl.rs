@@ -366,6 +366,7 @@ impl Printer<'_> {
         let helper = match (op, kind) {
             (Max, Scalar::F32) => Some("max_f32"),
             (Min, Scalar::F32) => Some("min_f32"),
+            (Div, Scalar::F32) => Some("div_f32"),
             (Rem, Scalar::F32) => Some("rem_f32"),
             (Pow, Scalar::F32) => Some("pow_f32"),
             (Pow, Scalar::I32) => Some("pow_i32"),

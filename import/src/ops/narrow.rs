@@ -88,13 +88,12 @@ fn nearest(c: &mut Context, x: NodeId, format: FloatFormat, saturate: bool) -> R
     };
     let mut result = c.select(overflows, beyond, rounded)?;
     let zero = c.constant_like(x, 0.0)?;
-    if format.specials == Specials::None {
-        let nan = c.unary(UnaryOp::IsNan, x)?;
-        result = c.select(nan, zero, result)?;
-    }
     let negative = c.compare(CompareOp::Lt, x, zero)?;
     let negated = c.unary(UnaryOp::Neg, result)?;
-    Ok(c.select(negative, negated, result)?)
+    result = c.select(negative, negated, result)?;
+    // Devices may take a comparison with NaN for true.
+    let nan = c.unary(UnaryOp::IsNan, x)?;
+    Ok(c.select(nan, if format.specials == Specials::None { zero } else { x }, result)?)
 }
 
 const MIN_POWER: i32 = -127;
@@ -123,13 +122,15 @@ fn power_of_two(c: &mut Context, x: NodeId, saturate: bool, mode: RoundMode) -> 
     let beyond = if saturate { largest } else { c.constant_like(x, f64::NAN)? };
     let doubled = c.select(at_top, beyond, doubled)?;
     let rounded = c.select(up, doubled, power)?;
-    let lowered = c.scale(rounded, 2f64.powi(MIN_POWER))?;
+    // In two steps: devices may read a subnormal factor as zero.
+    let lowered = c.scale(rounded, 2f64.powi(MIN_POWER + 64))?;
+    let lowered = c.scale(lowered, 2f64.powi(-64))?;
     let rounded = c.select(small, lowered, rounded)?;
 
     let infinite = c.unary(UnaryOp::IsInf, x)?;
     let rounded = c.select(infinite, beyond, rounded)?;
     let smallest = c.constant_like(x, 2f64.powi(MIN_POWER))?;
-    let below = c.compare(CompareOp::Lt, magnitude, smallest)?;
+    let below = c.compare(CompareOp::Lt, lifted, one)?;
     let beyond = if saturate { smallest } else { c.constant_like(x, f64::NAN)? };
     let rounded = c.select(below, beyond, rounded)?;
     let nan = c.unary(UnaryOp::IsNan, x)?;

@@ -6,6 +6,7 @@ const SHAPES: [&[usize]; 6] = [&[257], &[7, 33], &[1], &[], &[0, 7], &[3, 1, 5]]
 pub(super) fn add(samples: &mut Samples) {
     unary(samples);
     binary(samples);
+    special(samples);
     compare(samples);
     select(samples);
     cast(samples);
@@ -94,6 +95,18 @@ fn binary(samples: &mut Samples) {
                 g.binary(op, a, b)
             });
         }
+    }
+}
+
+/// NaN beside literals, which compilers know not to be NaN.
+fn special(samples: &mut Samples) {
+    for op in [BinaryOp::Max, BinaryOp::Min] {
+        samples.add(format!("{} of NaN and a literal", op.name()), &[f32s(&[33])], |g, x| {
+            let x = with_specials(g, x[0])?;
+            let bound = g.constant_like(x, 0.75)?;
+            let y = g.binary(op, x, bound)?;
+            g.unary(UnaryOp::IsNan, y)
+        });
     }
 }
 

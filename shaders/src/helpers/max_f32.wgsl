@@ -1,4 +1,4 @@
-// NaN if either is NaN.
+// NaN if either is NaN, by bits: compilers may take comparisons for a maximum that drops NaN.
 fn max_f32(a: f32, b: f32) -> f32 {
-    return select(select(a, b, b > a), b, b != b);
+    return select(select(max(a, b), a, is_nan(a)), b, is_nan(b));
 }
