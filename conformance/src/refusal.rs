@@ -174,7 +174,6 @@ fn of_tensor(error: &TensorError) -> Reason {
 fn of_node(error: &OpError) -> Reason {
     match error {
         OpError::Unsupported { .. } => Reason::Form,
-        OpError::Random { .. } => Reason::RandomNumbers,
         OpError::NotStatic { .. } => Reason::DataDependentShape,
         OpError::Undecided { .. } => Reason::ControlFlow,
         OpError::Limit { .. } => Reason::TooLarge,
