@@ -16,16 +16,13 @@ pub(super) fn add(samples: &mut Samples) {
         let numbers = uniform(g, x[0], &[9, 130], 1)?;
         g.reduce(ReduceOp::Sum, numbers, &[1])
     });
-    samples.add("dropout by random_uniform".into(), &[f32s(&[7, 33]), random_key_type()], |g, x| dropout(g, x[0], x[1], &[7, 33]));
-    samples.add(
-        "dropout by random_uniform before a dot".into(),
-        &[f32s(&[6, 17]), random_key_type(), f32s(&[17, 5])],
-        |g, x| {
-            let dropped = dropout(g, x[0], x[1], &[6, 17])?;
-            let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() };
-            g.push(Op::Dot(dims), &[dropped, x[2]])
-        },
-    );
+    samples
+        .add("dropout by random_uniform".into(), &[f32s(&[7, 33]), random_key_type()], |g, x| dropout(g, x[0], x[1], &[7, 33]));
+    samples.add("dropout by random_uniform before a dot".into(), &[f32s(&[6, 17]), random_key_type(), f32s(&[17, 5])], |g, x| {
+        let dropped = dropout(g, x[0], x[1], &[6, 17])?;
+        let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() };
+        g.push(Op::Dot(dims), &[dropped, x[2]])
+    });
     samples.add("dot of random_uniform".into(), &[random_key_type(), f32s(&[17, 5])], |g, x| {
         let numbers = uniform(g, x[0], &[6, 17], 2)?;
         let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() };

@@ -26,7 +26,6 @@ use std::collections::BTreeSet;
 
 use meganeura_ir::Tensor;
 
-use crate::Bindings;
 use crate::testing::{ModelBuilder, NodeBuilder, node, run};
 
 /// An operand of a case.

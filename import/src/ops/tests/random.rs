@@ -141,7 +141,8 @@ fn the_phase_decides_whether_dropout_drops() {
 
 #[test]
 fn what_acts_against_the_file_is_told() {
-    let model = ModelBuilder::new(13).input("x", DType::F32, "4").output("y").node(node("Dropout", &["x"], &["y"])).open().unwrap();
+    let model =
+        ModelBuilder::new(13).input("x", DType::F32, "4").output("y").node(node("Dropout", &["x"], &["y"])).open().unwrap();
     let warnings = |dropout| model.specialize(&phased(dropout, Mode::Train)).unwrap().warnings;
     let told = warnings(Mode::Train);
     assert!(told.len() == 1 && told[0].to_string() == "Dropout acts as in training, where the file says inference", "{told:?}");
