@@ -29,6 +29,9 @@ const LITERAL_NAMES: [&str; 5] = ["val_", "onnx::", "/Constant", "Constant_", "s
 /// Ops whose result holds the same elements as their first operand: a role reaches through them to the stored tensor.
 const VIEWS: [&str; 9] = ["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"];
 
+/// Ops whose operands after the first are weights.
+const LAYERS: [&str; 7] = ["Conv", "ConvTranspose", "Gemm", "BatchNormalization", "LSTM", "GRU", "RNN"];
+
 /// Names that torch's exporter gives, with a number, to weights that it transposed.
 const FOLDED_VIEWS: [&str; 3] = ["permute", "transpose", "t"];
 
@@ -65,7 +68,7 @@ pub(crate) fn classify(
         let Some(positions) = uses.by_name.get(name) else { continue };
         let error = |source| ImportError::Tensor { name: name.to_owned(), source };
         let ty = tensor::tensor_type(proto).map_err(error)?;
-        let literal = ty.shape.numel() == 1 && has_made_up_name(name);
+        let literal = ty.shape.numel() == 1 && has_made_up_name(name) && !uses.weights.contains(name);
         let only_static = positions.iter().all(|p| *p == Position::Static);
         if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
@@ -76,7 +79,7 @@ pub(crate) fn classify(
         let Some((proto, name)) = constant_tensor(node) else { continue };
         let Ok(ty) = tensor::tensor_type(proto) else { continue };
         let only_static = uses.by_name.get(name).is_some_and(|positions| positions.iter().all(|p| *p == Position::Static));
-        let literal = is_literal(name, ty.shape.numel());
+        let literal = is_literal(name, ty.shape.numel()) && !uses.weights.contains(name);
         if !ty.dtype.is_float() || narrow(proto.data_type).is_some() || literal || only_static {
             continue;
         }
@@ -130,11 +133,13 @@ struct Uses<'a> {
     by_name: HashMap<&'a str, Vec<Position>>,
     /// Values that are running statistics, or views of them.
     statistics: HashSet<&'a str>,
+    /// Values where layers have their weights, however few elements these have.
+    weights: HashSet<&'a str>,
 }
 
 impl<'a> Uses<'a> {
     fn new(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> Self {
-        let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new() };
+        let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new(), weights: HashSet::new() };
         let bodies = graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| &o.name);
         for output in outputs.iter().map(|o| &o.name).chain(bodies) {
             uses.by_name.entry(output).or_default().push(Position::Data);
@@ -147,6 +152,9 @@ impl<'a> Uses<'a> {
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
                 let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
+            }
+            if LAYERS.contains(&node.op_type.as_str()) {
+                uses.weights.extend(node.input.iter().skip(1).map(String::as_str));
             }
             if node.op_type == "BatchNormalization" {
                 uses.statistics.extend(node.input.iter().skip(3).map(String::as_str));

@@ -85,13 +85,14 @@ impl Model {
     }
 
     /// As [`Model::specialize`], for data that the model is to run on: inputs take the shapes in `data` unless `bindings` tells
-    /// others, and inputs whose values decide shapes are bound to their values. Also returns the bindings with these values; the graph lacks the inputs that they name.
+    /// others, and inputs whose values decide shapes are bound to their values. Tensors that are no inputs of the model count for
+    /// nothing. Also returns the bindings with these values; the graph lacks the inputs that they name.
     ///
     /// # Errors
     /// As [`Model::specialize`]; [`ImportError::ValuesNeeded`] only if `data` lacks an input or it is no small tensor.
     pub fn specialize_on(&self, bindings: &Bindings, data: &[(&str, &Tensor)]) -> Result<(Specialized, Bindings), ImportError> {
         let mut bindings = bindings.clone();
-        for (name, tensor) in data {
+        for (name, tensor) in data.iter().filter(|(name, _)| self.inputs().iter().any(|input| input.name == *name)) {
             bindings.shapes.entry((*name).to_owned()).or_insert_with(|| tensor.shape().to_vec());
         }
         let value = |name: &str| data.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
