@@ -177,8 +177,7 @@ impl Model {
         inputs: &[(&str, &Tensor)],
         bindings: &Bindings,
     ) -> Result<Vec<(String, Tensor)>, Error> {
-        let data: Vec<_> = inputs.iter().copied().filter(|(name, _)| *name != RANDOM_KEY).collect();
-        self.run_specialized(device, self.specialize_on(bindings, &data)?, inputs)
+        self.run_specialized(device, self.specialize_on(bindings, inputs)?, inputs)
     }
 
     /// As [`Model::run`], of a specialisation of this model.

@@ -112,10 +112,6 @@ const OPERATORS: &[(Reason, &[&str])] = &[
     (Reason::Optionals, &["Optional", "OptionalGetElement", "OptionalHasElement"]),
     (Reason::ImageDecoder, &["ImageDecoder"]),
     (Reason::TrainingGradient, &["Gradient"]),
-    (
-        Reason::RandomNumbers,
-        &["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"],
-    ),
     (Reason::DataDependentShape, &["Compress", "NonMaxSuppression", "NonZero", "Unique"]),
     (Reason::ControlFlow, &["If", "Loop", "Scan"]),
 ];

@@ -34,8 +34,8 @@ impl Mode {
 pub struct Phase {
     /// In training, Dropout drops elements at random.
     pub dropout: Mode,
-    /// In training, BatchNormalization normalises by the statistics of the batch, and the running statistics follow them. Otherwise it
-    /// is affine.
+    /// In training, BatchNormalization normalises by the statistics of the batch, and the running statistics follow them: the variance
+    /// by the biased one of the batch, as the standard says. Otherwise it is affine.
     pub batch_norm: Mode,
 }
 
