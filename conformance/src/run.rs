@@ -28,7 +28,7 @@ pub fn run(device: &Arc<Device>, test: &Test) -> Result<(Status, Option<Gradient
         Err(e) => return Ok((refused(e), None)),
     };
     if specialized.graph.inputs().iter().any(|input| input.name == RANDOM_KEY) {
-        return Ok((refused(Refusal::new(Reason::RandomNumbers, "the outputs depend on random numbers")), None));
+        return Ok((self::refused(Refusal::new(Reason::RandomNumbers, "the model draws random numbers")), None));
     }
     let prepared = match Prepared::new(&model, specialized, &supplied) {
         Ok(prepared) => prepared,
