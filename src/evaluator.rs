@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meganeura_import::Bindings;
+use meganeura_import::{Bindings, Phase};
 use meganeura_ir::{DType, Graph, NodeId, Shape, Tensor, TensorType};
 use meganeura_runtime::{Device, ParameterStore, Session};
 
@@ -12,7 +12,7 @@ use crate::gradients::LOSS_OUTPUT;
 use crate::metric::{Metric, loss_units};
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
-use crate::predictor::{by_name, compile};
+use crate::predictor::{by_name, compile, random_input};
 
 /// Names in the programs of an evaluation.
 const METRIC_OUTPUT: &str = "metric/sum";
@@ -27,7 +27,8 @@ pub struct Evaluation {
     pub metric: Option<(Metric, f64)>,
 }
 
-/// A forward program over the weights of a parameter store, with the data to run it on.
+/// A forward program over the weights of a parameter store, with the data to run it on. Layers act as in inference: BatchNormalization
+/// by the running statistics, Dropout not at all.
 pub struct Evaluator {
     samples: Samples,
     objective: Objective,
@@ -55,6 +56,7 @@ impl Evaluator {
         bindings: &Bindings,
     ) -> Result<Self, Error> {
         let device = store.device();
+        let bindings = &Bindings { phase: Phase::INFERENCE, ..bindings.clone() };
         let mut samples = Samples::bind(data, &model.bound_inputs(bindings), objective.data_target())?;
         let forward = objective.build(model, &mut samples, Some(batch), bindings)?;
         let count = samples.count();
@@ -97,7 +99,8 @@ impl Evaluator {
         let mut totals = Totals::default();
         for start in (0..count).step_by(self.batch) {
             let rows: Vec<usize> = (start..start + self.batch).map(|row| row.min(count - 1)).collect();
-            let inputs = self.samples.batch(&rows);
+            let mut inputs = self.samples.batch(&rows);
+            inputs.extend(random_input(self.session.program(), 0, start as u64));
             let mut outputs = self.session.run(&by_name(&inputs))?;
             let real = self.batch.min(count - start);
             let target = self.samples.targets(&rows[..real]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meganeura_autodiff::{gradients, vjp};
 use meganeura_import::Bindings;
-use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor};
+use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor, random_key};
 use meganeura_runtime::{Device, Session};
 
 use crate::data::{Dataset, Samples, TARGET_INPUT};
@@ -32,7 +32,7 @@ pub struct Gradients {
 }
 
 impl Model {
-    /// The loss of the whole of `data` as one batch, and its gradient.
+    /// The loss of the whole of `data` as one batch, and its gradient. Random numbers follow from seed 0.
     ///
     /// # Errors
     /// The data does not fit the model or the loss, an op has no derivative, or the device fails.
@@ -56,7 +56,8 @@ impl Model {
             graph.output(name.clone(), gradient)?;
         }
         let tensors = samples.tensors();
-        let inputs = supplied(&graph, &by_name(&tensors));
+        let (tensors, key) = (by_name(&tensors), random_key(0, 0));
+        let inputs = supplied(&graph, &tensors, &key);
         let program = compile(graph, device)?;
         let store = place_weights(self, device, &program)?;
         let mut outputs = Session::new(device, program, &store)?.run(&inputs)?.into_iter();
@@ -94,7 +95,8 @@ impl Model {
         for (name, &gradient) in names.iter().zip(&by) {
             graph.output(name, gradient)?;
         }
-        let inputs = supplied(&graph, inputs);
+        let key = random_key(0, 0);
+        let inputs = supplied(&graph, inputs, &key);
         let program = compile(graph, device)?;
         let store = place_weights(self, device, &program)?;
         let outputs = Session::new(device, program, &store)?.run(&inputs)?;

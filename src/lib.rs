@@ -61,6 +61,8 @@ pub use trainer::{Length, StepReport, TrainOptions, Trainer};
 
 pub use meganeura_autodiff::{self as autodiff, Loss, Optimizer};
 pub use meganeura_codegen as codegen;
-pub use meganeura_import::{self as import, Bindings, Dim, ImportOptions, Limits, ModelInput, ModelOutput, ModelParameter};
-pub use meganeura_ir::{self as ir, DType, Shape, Tensor, TensorType};
+pub use meganeura_import::{
+    self as import, Bindings, Dim, ImportOptions, Limits, Mode, ModelInput, ModelOutput, ModelParameter, Phase, RANDOM_KEY,
+};
+pub use meganeura_ir::{self as ir, DType, Shape, Tensor, TensorType, random_key};
 pub use meganeura_runtime::{self as runtime, Device, DeviceSelector};

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meganeura_import::{
-    ArtifactError, Bindings, Copies, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, Specialized,
-    Warning,
+    ArtifactError, Bindings, Copies, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, RANDOM_KEY,
+    Specialized, Warning,
 };
-use meganeura_ir::{Graph, Tensor, TensorType};
+use meganeura_ir::{Graph, Tensor, TensorType, random_key};
 use meganeura_runtime::{Device, atomic_write};
 
 use crate::error::Error;
@@ -158,7 +158,8 @@ impl Model {
     }
 
     /// Runs the model once: inputs by name, results under the names of the outputs. Small inputs whose values decide shapes become
-    /// constants. To run a model often, keep a [`Model::predictor`].
+    /// constants. Layers act as the file says; random numbers follow from an input [`RANDOM_KEY`], else from seed 0. To run a model
+    /// often, keep a [`Model::predictor`].
     ///
     /// # Errors
     /// As [`Model::predictor`]; an input is missing or does not fit.
@@ -166,7 +167,7 @@ impl Model {
         self.run_with(device, inputs, &Bindings::default())
     }
 
-    /// As [`Model::run`], with sizes that the inputs leave open.
+    /// As [`Model::run`], with sizes that the inputs leave open, and in a phase.
     ///
     /// # Errors
     /// As [`Model::run`]; sizes contradict each other.
@@ -176,9 +177,22 @@ impl Model {
         inputs: &[(&str, &Tensor)],
         bindings: &Bindings,
     ) -> Result<Vec<(String, Tensor)>, Error> {
-        let graph = self.specialize_on(bindings, inputs)?.graph;
-        let inputs = supplied(&graph, inputs);
-        Predictor::new(self, device, graph)?.run(&inputs)
+        self.run_specialized(device, self.specialize_on(bindings, inputs)?, inputs)
+    }
+
+    /// As [`Model::run`], of a specialisation of this model.
+    ///
+    /// # Errors
+    /// As [`Model::predictor`]; an input is missing or does not fit.
+    pub fn run_specialized(
+        &self,
+        device: &Arc<Device>,
+        specialized: Specialized,
+        inputs: &[(&str, &Tensor)],
+    ) -> Result<Vec<(String, Tensor)>, Error> {
+        let key = random_key(0, 0);
+        let inputs = supplied(&specialized.graph, inputs, &key);
+        Predictor::new(self, device, specialized.graph)?.run(&inputs)
     }
 
     /// Writes today's weights and the structure as one safetensors file: every command opens it, and any safetensors library reads the
@@ -226,7 +240,9 @@ impl Model {
     }
 }
 
-/// The tensors among `inputs` that `graph` still takes as inputs.
-pub(crate) fn supplied<'a>(graph: &Graph, inputs: &[(&'a str, &'a Tensor)]) -> Vec<(&'a str, &'a Tensor)> {
-    inputs.iter().copied().filter(|(name, _)| graph.inputs().iter().any(|input| input.name == *name)).collect()
+/// The tensors among `inputs` that `graph` still takes as inputs, and `key` where it draws random numbers and `inputs` hold no key.
+pub(crate) fn supplied<'a>(graph: &Graph, inputs: &[(&'a str, &'a Tensor)], key: &'a Tensor) -> Vec<(&'a str, &'a Tensor)> {
+    let given = inputs.iter().any(|(name, _)| *name == RANDOM_KEY);
+    let inputs = inputs.iter().copied().chain((!given).then_some((RANDOM_KEY, key)));
+    inputs.filter(|(name, _)| graph.inputs().iter().any(|input| input.name == *name)).collect()
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use meganeura_codegen::{CompileOptions, Program};
-use meganeura_ir::{DType, Graph, ParameterId, ParameterRole, Tensor};
+use meganeura_import::RANDOM_KEY;
+use meganeura_ir::{DType, Graph, ParameterId, ParameterRole, Tensor, random_key};
 use meganeura_runtime::{Device, ParameterStore, Session};
 
 use crate::error::Error;
@@ -24,7 +25,8 @@ impl Predictor {
         Ok(Predictor { session: Session::new(device, program, &store)? })
     }
 
-    /// Runs the model: inputs by name, results under the names of the outputs.
+    /// Runs the model: inputs by name, results under the names of the outputs. A model that draws random numbers takes their key as
+    /// [`RANDOM_KEY`], made by [`random_key`].
     ///
     /// # Errors
     /// An input is missing, unknown, or of another type than the graph's; the device fails.
@@ -67,6 +69,12 @@ pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Progr
     }
     upload(&mut waiting)?;
     Ok(store)
+}
+
+/// The key of a step's random numbers, as an input, where `program` draws any.
+pub(crate) fn random_input(program: &Program, seed: u64, step: u64) -> Option<(String, Tensor)> {
+    let draws = program.inputs.iter().any(|input| input.name == RANDOM_KEY);
+    draws.then(|| (RANDOM_KEY.to_string(), random_key(seed, step)))
 }
 
 /// Names and tensors as a session takes them.

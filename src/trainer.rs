@@ -17,7 +17,7 @@ use crate::gradients::LOSS_OUTPUT;
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
-use crate::predictor::{by_name, compile, place_weights};
+use crate::predictor::{by_name, compile, place_weights, random_input};
 use crate::schedule::{Decay, Schedule};
 
 /// Samples per batch where neither the caller nor the model says.
@@ -51,9 +51,9 @@ pub struct TrainOptions {
     pub train: Vec<Pattern>,
     /// Which of those do not train after all.
     pub freeze: Vec<Pattern>,
-    /// Decides the order of the samples.
+    /// Decides the order of the samples and all random numbers.
     pub seed: u64,
-    /// Sizes that the data does not decide.
+    /// Sizes that the data does not decide, and the phase of the training steps. Evaluation is always in inference.
     pub bindings: Bindings,
 }
 
@@ -207,6 +207,7 @@ impl Trainer {
         let mut inputs = self.samples.batch(&rows);
         let scalars = self.options.optimizer.step_inputs(step, learning_rate);
         inputs.extend(scalars.into_iter().map(|(name, value)| (name.to_string(), Tensor::scalar_f32(value))));
+        inputs.extend(random_input(self.session.program(), self.options.seed, step));
         let ticket = self.session.submit(&by_name(&inputs))?;
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
     }

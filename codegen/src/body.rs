@@ -77,6 +77,12 @@ pub enum Expr {
     MulAdd(ExprId, ExprId, ExprId),
     /// An f32 rounded to f16 or bf16.
     Quantize(DType, ExprId),
+    /// The random f32 of a key, a stream and a position, all u32.
+    RandomUniform {
+        key: [ExprId; 4],
+        stream: u32,
+        index: ExprId,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -365,6 +371,10 @@ impl Builder {
         self.push(Expr::Quantize(dtype, x), Scalar::F32)
     }
 
+    pub fn random_uniform(&mut self, key: [ExprId; 4], stream: u32, index: ExprId) -> ExprId {
+        self.push(Expr::RandomUniform { key, stream, index }, Scalar::F32)
+    }
+
     pub fn load(&mut self, buffer: usize, index: ExprId) -> ExprId {
         let scalar = self.buffers[buffer].scalar;
         let raw = if scalar == Scalar::Bool { Scalar::U32 } else { scalar };
@@ -541,14 +551,15 @@ impl Builder {
 
 /// The expressions that `expr` reads.
 pub fn operands(expr: &Expr) -> impl Iterator<Item = ExprId> {
-    let list: [Option<ExprId>; 3] = match *expr {
-        Expr::Literal(_) | Expr::Var(_) | Expr::Read(_) => [None; 3],
+    let list: [Option<ExprId>; 5] = match *expr {
+        Expr::Literal(_) | Expr::Var(_) | Expr::Read(_) => [None; 5],
         Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => {
-            [Some(x), None, None]
+            [Some(x), None, None, None, None]
         }
-        Expr::Load { index, .. } | Expr::LoadShared { index, .. } => [Some(index), None, None],
-        Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
-        Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c)],
+        Expr::Load { index, .. } | Expr::LoadShared { index, .. } => [Some(index), None, None, None, None],
+        Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None, None, None],
+        Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c), None, None],
+        Expr::RandomUniform { key: [a, b, c, d], index, .. } => [a, b, c, d, index].map(Some),
     };
     list.into_iter().flatten()
 }

@@ -98,6 +98,12 @@ impl<'a> Evaluator<'a> {
                 let i = self.b.index(&at[*axis]);
                 self.b.convert(self.scalar(node), i)
             }
+            Op::RandomUniform { shape, stream } => {
+                let key = [0, 1, 2, 3].map(|word| self.eval(n.operands[0], &[Index::constant(word)]));
+                let index = self.b.index(&ravel(at, shape));
+                let index = self.b.convert(Scalar::U32, index);
+                self.b.random_uniform(key, *stream, index)
+            }
             Op::Unary(op) => {
                 let x = self.eval(n.operands[0], at);
                 self.b.unary(*op, x)

@@ -189,6 +189,8 @@ impl Fuser<'_> {
             return false;
         }
         match &node.op {
+            // A prologue runs once per tile and per element of it.
+            Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
             _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id),
             op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
@@ -329,6 +331,7 @@ impl Fuser<'_> {
         let accesses: Vec<Access> = match &n.op {
             op if op.is_pointwise() => n.operands.iter().map(|&o| plain(o, at.to_vec())).collect(),
             op if op.is_movement() => movement(self.graph, id, at),
+            Op::RandomUniform { .. } => (0..4).map(|word| plain(n.operands[0], vec![Index::constant(word)])).collect(),
             Op::Gather { axis } => {
                 let rank = self.graph.ty(n.operands[1]).shape.rank();
                 let size = self.graph.ty(n.operands[0]).shape[*axis];
@@ -435,12 +438,13 @@ fn is_short(graph: &Graph, reduction: NodeId) -> bool {
     from <= SHORT_REDUCTION * n.ty.shape.numel().max(1)
 }
 
-/// Whether computing the node again costs less than a trip through memory: movement, and arithmetic with constants.
+/// Whether computing the node again costs less than a trip through memory: movement, and arithmetic with constants. Random numbers
+/// count as light so that no mask waits in memory for the backward pass.
 fn is_light(graph: &Graph, id: NodeId) -> bool {
     let n = graph.node(id);
     match &n.op {
         Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) => true,
-        Op::Pad(_) | Op::Unfold(_) => true,
+        Op::Pad(_) | Op::Unfold(_) | Op::RandomUniform { .. } => true,
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
         Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
         Op::Binary(_) | Op::Compare(_) | Op::Select => n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1,

@@ -310,6 +310,11 @@ impl Printer<'_> {
                 let [a, b, c] = [a, b, c].map(|e| self.operand(*e));
                 if float { format!("fma({}, {}, {})", bare(&a), bare(&b), bare(&c)) } else { format!("({a} * {b} + {c})") }
             }
+            Expr::RandomUniform { key, stream, index } => {
+                let mut arguments: Vec<String> = key.iter().map(|word| self.operand(*word)).collect();
+                arguments.extend([format!("{stream}u"), self.operand(*index)]);
+                self.call("random_uniform", &arguments)
+            }
             Expr::Quantize(to, x) => {
                 let x = self.operand(*x);
                 self.call(if *to == DType::F16 { "round_f16" } else { "round_bf16" }, &[x])

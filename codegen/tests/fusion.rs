@@ -3,8 +3,8 @@
 use meganeura_codegen::program::{Access, Region, Space};
 use meganeura_codegen::{CompileError, CompileOptions, DeviceProfile, Program, compile};
 use meganeura_ir::{
-    BinaryOp, Composite, ConvDims, DType, DotDims, Graph, GraphError, NodeId, Op, ParameterId, ParameterInfo, ParameterRole,
-    Real, ReduceOp, TensorType, UnaryOp,
+    BinaryOp, CompareOp, Composite, ConvDims, DType, DotDims, Graph, GraphError, NodeId, Op, ParameterId, ParameterInfo,
+    ParameterRole, Real, ReduceOp, TensorType, UnaryOp, random_key_type,
 };
 
 fn f32s(shape: &[usize]) -> TensorType {
@@ -280,6 +280,32 @@ fn a_scalar_statistic_does_not_serialise_the_tensor_that_uses_it() {
     let program = compiled(&g, &DeviceProfile::generic());
     assert_eq!(program.dispatches.len(), 2);
     assert_eq!(program.dispatches[1].workgroups[0], 1024);
+}
+
+/// A dropout before a linear layer, forward and backward.
+#[test]
+fn random_numbers_are_drawn_again_rather_than_stored() {
+    let g = built(|g| {
+        let key = g.input("key", random_key_type())?;
+        let (x, dy) = (g.input("x", f32s(&[7, 33]))?, g.input("dy", f32s(&[7, 10]))?);
+        let w = parameter(g, "w", &[33, 10])?;
+        let numbers = g.push(Op::RandomUniform { shape: [7, 33].into(), stream: 0 }, &[key])?;
+        let (ratio, scale, zero) = (g.constant_like(x, 0.5)?, g.constant_like(x, 2.0)?, g.constant_like(x, 0.0)?);
+        let kept = g.compare(CompareOp::Ge, numbers, ratio)?;
+        let factor = g.select(kept, scale, zero)?;
+        let dropped = g.mul(x, factor)?;
+        let y = matmul(g, dropped, w)?;
+        g.output("y", y)?;
+        let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![1], ..DotDims::default() };
+        let dx = g.push(Op::Dot(dims), &[dy, w])?;
+        let dx = g.mul(dx, factor)?;
+        g.output("dx", dx)
+    });
+    let program = compiled(&g, &DeviceProfile::generic());
+    let drawing = program.kernels.iter().filter(|kernel| kernel.wgsl.contains("fn random_uniform"));
+    assert_eq!((program.dispatches.len(), drawing.count()), (3, 2));
+    let scratch: u64 = program.memory.scratch.iter().sum();
+    assert_eq!(scratch, 1024, "the dropped tensor of 924 bytes alone");
 }
 
 #[test]

@@ -112,10 +112,6 @@ const OPERATORS: &[(Reason, &[&str])] = &[
     (Reason::Optionals, &["Optional", "OptionalGetElement", "OptionalHasElement"]),
     (Reason::ImageDecoder, &["ImageDecoder"]),
     (Reason::TrainingGradient, &["Gradient"]),
-    (
-        Reason::RandomNumbers,
-        &["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"],
-    ),
     (Reason::DataDependentShape, &["Compress", "NonMaxSuppression", "NonZero", "Unique"]),
     (Reason::ControlFlow, &["If", "Loop", "Scan"]),
 ];
@@ -174,7 +170,6 @@ fn of_tensor(error: &TensorError) -> Reason {
 fn of_node(error: &OpError) -> Reason {
     match error {
         OpError::Unsupported { .. } => Reason::Form,
-        OpError::Random { .. } => Reason::RandomNumbers,
         OpError::NotStatic { .. } => Reason::DataDependentShape,
         OpError::Undecided { .. } => Reason::ControlFlow,
         OpError::Limit { .. } => Reason::TooLarge,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use meganeura_import::{Bindings, Dim, ImportError, Model, ModelInput, Specialized};
+use meganeura_import::{Bindings, Dim, ImportError, Model, ModelInput, RANDOM_KEY, Specialized};
 use meganeura_ir::{Graph, Op, Tensor};
 use meganeura_runtime::Device;
 
@@ -11,7 +11,7 @@ use crate::compare;
 use crate::execute::{Refusal, execute};
 use crate::gradient;
 use crate::outcome::{Gradient, Status};
-use crate::refusal;
+use crate::refusal::{self, Reason};
 use crate::suite::{Folder, Kind, SuiteError, Test, ramp};
 
 /// Runs `test` forward, and backward if it passes.
@@ -27,6 +27,9 @@ pub fn run(device: &Arc<Device>, test: &Test) -> Result<(Status, Option<Gradient
         Ok(specialized) => specialized,
         Err(e) => return Ok((refused(e), None)),
     };
+    if specialized.graph.inputs().iter().any(|input| input.name == RANDOM_KEY) {
+        return Ok((self::refused(Refusal::new(Reason::RandomNumbers, "the model draws random numbers")), None));
+    }
     let prepared = match Prepared::new(&model, specialized, &supplied) {
         Ok(prepared) => prepared,
         Err(e) => return Ok((refused(e), None)),

@@ -11,6 +11,7 @@ use meganeura_ir::{Graph, NodeId, Shape, Tensor, TensorType};
 use crate::error::OpError;
 use crate::fold::Folder;
 use crate::narrow::Narrow;
+use crate::phase::{Mode, Phase};
 use crate::tensor::Storage;
 use crate::value::Value;
 
@@ -186,6 +187,35 @@ impl<'a> Context<'a> {
     /// Adds a constant.
     pub fn constant_tensor(&mut self, value: Tensor) -> Result<NodeId, OpError> {
         Ok(self.folder.constant(value)?)
+    }
+
+    // Training.
+
+    /// Whether a layer of a kind trains: the file says `in_file`.
+    pub fn trains(&mut self, layer: &'static str, mode: impl Fn(&Phase) -> Mode, in_file: bool) -> bool {
+        let state = &mut self.folder.state;
+        let trains = mode(&state.phase).trains(in_file);
+        if trains != in_file {
+            state.overridden.insert((layer, trains));
+        }
+        trains
+    }
+
+    /// New random numbers in `[0, 1)`.
+    pub fn random_uniform(&mut self, shape: Shape) -> Result<NodeId, OpError> {
+        Ok(self.folder.state.uniform(&mut self.folder.graph, shape)?)
+    }
+
+    /// What a running statistic is after the layers so far.
+    pub fn statistic(&self, running: NodeId) -> NodeId {
+        self.folder.state.statistic(running)
+    }
+
+    /// Makes a run replace the running statistic by `moved`.
+    pub fn move_statistic(&mut self, running: NodeId, moved: NodeId) {
+        if !self.folder.state.move_statistic(&self.folder.graph, running, moved) {
+            self.note("its running statistics are no parameters: they stay as they are");
+        }
     }
 
     // Attributes.

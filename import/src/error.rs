@@ -249,8 +249,6 @@ pub enum OpError {
     Reshape { found: TensorType, target: Vec<i64> },
     #[error("index {index} of an axis of {size}")]
     Index { index: i64, size: usize },
-    #[error("{what} draws random numbers, which is not supported: {remedy}")]
-    Random { what: &'static str, remedy: &'static str },
     #[error("{what} is not supported")]
     Unsupported { what: String },
 }
@@ -339,6 +337,11 @@ pub enum Warning {
         op: String,
         attribute: String,
     },
+    /// Layers act in training or in inference against what the file says.
+    Phase {
+        layers: &'static str,
+        trains: bool,
+    },
     /// Something in a node that is not what the standard says, and was understood anyway.
     Node {
         node: String,
@@ -395,6 +398,10 @@ impl fmt::Display for Warning {
             }
             Warning::IgnoredAttribute { node, op, attribute } => {
                 write!(f, "attribute {attribute} of {node} ({op}) is unknown and was ignored")
+            }
+            Warning::Phase { layers, trains } => {
+                let phase = |trains| if trains { "training" } else { "inference" };
+                write!(f, "{layers} acts as in {}, where the file says {}", phase(*trains), phase(!trains))
             }
             Warning::Node { node, op, what } => write!(f, "{node} ({op}): {what}"),
         }

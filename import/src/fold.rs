@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use meganeura_ir::{Graph, GraphError, NodeId, Op, Shape, Tensor, TensorType, interpreter};
 
+use crate::phase::PhaseState;
+
 /// Constants of at most this many elements fold: larger float tables stay expressions, which kernels compute as they go.
 const MAX_FLOAT_ELEMENTS: usize = 1 << 12;
 /// As [`MAX_FLOAT_ELEMENTS`], for integers and booleans, which may decide shapes.
@@ -20,6 +22,7 @@ pub(crate) struct Folder {
     pub graph: Graph,
     known: HashMap<NodeId, Arc<Tensor>>,
     work: usize,
+    pub state: PhaseState,
 }
 
 impl Folder {

@@ -14,6 +14,7 @@ use crate::fold::Folder;
 use crate::model::{Dim, Model, ModelInput, canonical_domain, declared_dims, declared_dtype, node_label, read_values};
 use crate::narrow::{self, Narrow};
 use crate::ops::{self, Rule};
+use crate::phase::Phase;
 use crate::roles::constant_tensor;
 use crate::tensor::arithmetic;
 use crate::value::Value;
@@ -30,6 +31,9 @@ pub struct Bindings {
     /// Values of inputs that decide shapes, by name, in the dtype of the model. Such an input is a constant of the specialisation.
     #[serde(with = "crate::values")]
     pub values: BTreeMap<String, Tensor>,
+    /// What the layers do that act differently in training. An artifact does not keep it.
+    #[serde(skip)]
+    pub phase: Phase,
 }
 
 /// Inputs of at most this many elements are specialised on their values where these decide shapes.
@@ -39,7 +43,9 @@ const MAX_BOUND_ELEMENTS: usize = 1 << 12;
 #[derive(Clone, Debug)]
 pub struct Specialized {
     /// Inputs and outputs in the order of the model, under their names, without the inputs that are bound to values; parameters as
-    /// in [`Model::parameters`], so that ids agree between specialisations. Constants are folded, dead nodes are gone.
+    /// in [`Model::parameters`], so that ids agree between specialisations. Constants are folded, dead nodes are gone. If the graph
+    /// draws random numbers, its last input is [`RANDOM_KEY`](crate::RANDOM_KEY). Its updates move the running statistics of layers
+    /// that train.
     pub graph: Graph,
     /// Value of every symbolic size of the inputs.
     pub dims: BTreeMap<String, usize>,
@@ -72,6 +78,7 @@ impl Model {
             dims: resolved.dims,
             body_nodes: 0,
         };
+        builder.folder.state.phase = bindings.phase;
         builder.declare(&resolved.shapes, &bindings.values)?;
         builder.nodes(&self.graph)?;
         builder.finish()
@@ -486,7 +493,12 @@ impl<'m> Builder<'m> {
     }
 
     fn finish(self) -> Result<Specialized, ImportError> {
-        let mut graph = self.folder.graph;
+        let Folder { mut graph, state, .. } = self.folder;
+        for (parameter, moved) in state.moved(&graph) {
+            graph.update(parameter, moved)?;
+        }
+        let mut warnings = self.warnings;
+        warnings.extend(state.overridden.into_iter().map(|(layers, trains)| Warning::Phase { layers, trains }));
         for output in self.model.outputs() {
             let refuse = |found: &str| ImportError::OutputType { name: output.name.clone(), found: found.to_owned() };
             match self.values.get(output.name.as_str()) {
@@ -496,7 +508,7 @@ impl<'m> Builder<'m> {
         }
         let graph = graph.rewrite::<ImportError>(|g, node, operands| Ok(g.push(node.op.clone(), operands)?))?;
         check_integer_range(&graph)?;
-        Ok(Specialized { graph, dims: self.dims, warnings: self.warnings })
+        Ok(Specialized { graph, dims: self.dims, warnings })
     }
 }
 

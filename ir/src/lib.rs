@@ -10,6 +10,7 @@ mod dtype;
 mod graph;
 pub mod interpreter;
 mod op;
+mod random;
 mod shape;
 mod tensor;
 pub mod testing;
@@ -26,6 +27,7 @@ pub use op::{
     ArgOp, BinaryOp, CompareOp, ConvDims, DotDims, InputId, Op, PadDim, ParameterId, Real, ReduceOp, ScatterOp, SliceDim,
     UnaryOp, WindowDims,
 };
+pub use random::{random_key, random_key_type};
 pub use shape::{MAX_RANK, Shape, TensorType};
 pub use tensor::{RangeError, Tensor, TensorSizeError};
 pub use typing::{MAX_ELEMENTS, TypeError, gathered_shape, infer};

@@ -34,6 +34,15 @@ pub enum Op {
         axis: usize,
     },
 
+    // Random numbers.
+    /// `(key: u32 [4])`: f32 numbers of 24 bits, uniform in `[0, 1)`: a function of the key, the stream and the position. See
+    /// [`random_key`](crate::random_key).
+    RandomUniform {
+        shape: Shape,
+        /// Tells the random tensors of one graph apart.
+        stream: u32,
+    },
+
     // Pointwise. Operands have equal shapes.
     Unary(UnaryOp),
     Binary(BinaryOp),
@@ -354,6 +363,7 @@ impl Op {
             Op::Parameter(_) => "parameter",
             Op::Constant(_) => "constant",
             Op::Iota { .. } => "iota",
+            Op::RandomUniform { .. } => "random_uniform",
             Op::Unary(u) => u.name(),
             Op::Binary(b) => b.name(),
             Op::Compare(c) => c.name(),

@@ -5,6 +5,7 @@ mod contraction;
 mod indexing;
 mod movement;
 mod pointwise;
+mod random;
 mod reduction;
 
 use crate::{DType, DTypeClass, Graph, GraphError, NodeId, Shape, Tensor, TensorType};
@@ -89,6 +90,7 @@ pub fn sample_graphs() -> Vec<(String, Graph)> {
     contraction::add(&mut samples);
     reduction::add(&mut samples);
     indexing::add(&mut samples);
+    random::add(&mut samples);
     composites::add(&mut samples);
     samples.0
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     BinaryOp, ConvDims, DType, DotDims, MAX_RANK, Op, PadDim, ReduceOp, Shape, SliceDim, TensorType, UnaryOp, WindowDims,
+    random_key_type,
 };
 
 /// Operands that an op cannot take.
@@ -55,6 +56,11 @@ pub fn infer(op: &Op, operands: &[&TensorType]) -> Result<TensorType, TypeError>
                 return Err(TypeError::DType { op: name, operand: 0, found: *dtype, expected: "a number" });
             }
             TensorType::new(*dtype, shape.clone())
+        }
+        Op::RandomUniform { shape, .. } => {
+            count(1)?;
+            same(name, &random_key_type(), operands[0])?;
+            TensorType::new(DType::F32, shape.clone())
         }
         Op::Unary(u) => {
             count(1)?;

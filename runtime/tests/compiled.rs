@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use meganeura_codegen::{CompileOptions, DeviceKind, DeviceProfile, compile};
 use meganeura_ir::interpreter::{Environment, interpret};
 use meganeura_ir::testing::{random_tensor, relative_l2, sample_graphs};
-use meganeura_ir::{ArgOp, Composite, DType, DotDims, Graph, Op, ReduceOp, Tensor, TensorType};
+use meganeura_ir::{
+    ArgOp, Composite, DType, DotDims, Graph, Op, ReduceOp, Shape, Tensor, TensorType, random_key, random_key_type,
+};
 use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
 
 /// One device for all tests of this process: some drivers crash where two threads open theirs at once.
@@ -103,5 +105,24 @@ fn loops_longer_than_a_driver_allows_are_divided() {
     for ((output, found), expected) in g.outputs().iter().zip(found).zip(expected.outputs()) {
         let error = relative_l2(&found.to_f64_vec(), &expected.to_f64_vec());
         assert!(error <= 2e-5, "{}: {error:e}", output.name);
+    }
+}
+
+#[test]
+fn random_numbers_are_the_interpreters_to_the_bit() {
+    let mut g = Graph::default();
+    let key = g.input("key", random_key_type()).unwrap();
+    for stream in [0, 1, u32::MAX] {
+        let shape = Shape::from([13, 77]);
+        let numbers = g.push(Op::RandomUniform { shape, stream }, &[key]).unwrap();
+        g.output(stream.to_string(), numbers).unwrap();
+    }
+    for (seed, step) in [(0, 0), (7, 1), (u64::MAX, u64::MAX), (1 << 33 | 5, 1 << 34 | 3)] {
+        let key = [random_key(seed, step)];
+        let expected = interpret(&g, &Environment::<f32>::from_tensors(&key, [])).unwrap();
+        let found = run(device(), &g, &key, device().profile()).unwrap();
+        for (found, expected) in found.iter().zip(expected.outputs()) {
+            assert!(*found == expected.to_tensor(found.ty()).unwrap(), "seed {seed}, step {step}");
+        }
     }
 }

@@ -49,6 +49,8 @@ helpers! {
     "div_u32"    [],
     "rem_u32"    [],
     "pow_u32"    [],
+    "mul_high"   [],
+    "random_uniform" ["mul_high"],
 }
 
 /// The helper named `name`.

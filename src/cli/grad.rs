@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use meganeura::{Dataset, Error, WithRespectTo, write_tensors};
+use meganeura::{Bindings, Dataset, Error, Phase, WithRespectTo, write_tensors};
 use serde_json::json;
 
 use super::objective::ObjectiveArgs;
+use super::phase::PhaseArgs;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
 /// Compute a loss and its gradient over the arrays of a file, as one batch
@@ -21,6 +22,8 @@ pub struct GradArgs {
     data: PathBuf,
     #[command(flatten)]
     objective: ObjectiveArgs,
+    #[command(flatten)]
+    phase: PhaseArgs,
     /// What to differentiate by
     #[arg(long, value_enum, default_value_t = Wrt::Parameters)]
     wrt: Wrt,
@@ -50,7 +53,8 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
         Wrt::Inputs => WithRespectTo::Inputs,
     };
     let device = args.device.open()?;
-    let found = model.gradients(&device, &data, &objective, wrt, &args.model.bindings(&model))?;
+    let bindings = Bindings { phase: args.phase.phase(Phase::default()), ..args.model.bindings(&model) };
+    let found = model.gradients(&device, &data, &objective, wrt, &bindings)?;
     let metadata = HashMap::from([("loss".to_string(), format!("{:?}", found.loss))]);
     write_tensors(&args.out, &found.gradients, metadata).map_err(Error::from)?;
     let squares = found.gradients.values().flat_map(|t| t.to_f64_vec()).map(|v| v * v);

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use meganeura::data::{Samples, Target, write_npz};
+use meganeura::import::Warning;
 use meganeura::runtime::atomic_write;
-use meganeura::{Dataset, Error, Tensor};
+use meganeura::{Bindings, Dataset, Error, Phase, RANDOM_KEY, Tensor, random_key};
 
+use super::phase::PhaseArgs;
 use super::table::Table;
-use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
+use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json, warn_all};
 
 /// Run a model on the arrays of a file
 #[derive(Debug, Args)]
@@ -26,6 +28,11 @@ pub struct RunArgs {
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
     #[command(flatten)]
+    phase: PhaseArgs,
+    /// Decides the random numbers of a model that draws any
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
     #[arg(long)]
@@ -38,12 +45,17 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let model = args.model.open(&args.outputs)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
-    let bindings = args.model.bindings(&model);
+    let bindings = Bindings { phase: args.phase.phase(Phase::INFERENCE), ..args.model.bindings(&model) };
     let samples = Samples::whole(&data, &model.bound_inputs(&bindings), Target::Absent).map_err(Error::from)?;
     let device = args.device.open()?;
     let inputs = samples.tensors();
-    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    let outputs = model.run_with(&device, &inputs, &bindings)?;
+    let mut inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let specialized = model.specialize_on(&bindings, &inputs)?;
+    let phases: Vec<_> = specialized.warnings.iter().filter(|warning| matches!(warning, Warning::Phase { .. })).collect();
+    warn_all(&phases);
+    let key = random_key(args.seed, 0);
+    inputs.push((RANDOM_KEY, &key));
+    let outputs = model.run_specialized(&device, specialized, &inputs)?;
     if let Some(out) = &args.out {
         let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));
         atomic_write(out, |file| write_npz(std::io::BufWriter::new(file), arrays)).map_err(Error::from)?;

@@ -11,11 +11,13 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Optimizer, Pattern, StepReport, TrainOptions, Trainer,
+    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Optimizer, Pattern, Phase, StepReport,
+    TrainOptions, Trainer,
 };
 use serde_json::json;
 
 use super::objective::ObjectiveArgs;
+use super::phase::PhaseArgs;
 use super::progress::Progress;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
@@ -40,6 +42,8 @@ pub struct TrainArgs {
     #[arg(long, requires = "eval")]
     metric: Option<Metric>,
     #[command(flatten)]
+    phase: PhaseArgs,
+    #[command(flatten)]
     length: LengthArgs,
     /// Samples per step [default: what the model fixes, else 32]
     #[arg(long, value_name = "N")]
@@ -61,7 +65,7 @@ pub struct TrainArgs {
     /// Do not train the parameters whose name matches (may be repeated)
     #[arg(long, value_name = "GLOB")]
     freeze: Vec<Pattern>,
-    /// Decides the order of the samples [default: 0, or what the resumed run had]
+    /// Decides the order of the samples and all random numbers [default: 0, or what the resumed run had]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Folder for checkpoints step-N.safetensors
@@ -189,7 +193,7 @@ impl TrainArgs {
             train: self.train.clone(),
             freeze: self.freeze.clone(),
             seed,
-            bindings: self.model.bindings(model),
+            bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
             ..TrainOptions::new(objective)
         })
     }

@@ -37,6 +37,8 @@ pub(crate) fn cotangent(g: &mut Graph, node: &Node, y: NodeId, dy: NodeId, opera
     match &node.op {
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Iota { .. } => Ok(Undefined("a leaf has no operands")),
 
+        Op::RandomUniform { .. } => Ok(INTEGER_OPERAND),
+
         Op::Unary(op) => pointwise::unary(g, *op, at(0), y, dy),
         Op::Binary(op) => pointwise::binary(g, *op, [at(0), at(1)], y, dy, operand),
         Op::Compare(_) => Ok(INTEGER_RESULT),

@@ -22,6 +22,7 @@ pub fn node_cost(op: &Op, operands: &[&TensorType], result: &TensorType) -> u64 
     let work = match op {
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) => return 0,
         Op::Iota { .. } => elements,
+        Op::RandomUniform { .. } => elements * 256 * FLOP,
         Op::Unary(u) => elements * unary_flops(*u),
         Op::Binary(b) => elements * binary_flops(*b),
         Op::Compare(_) | Op::Select | Op::Cast(_) => elements * FLOP,

@@ -11,7 +11,6 @@ use crate::value::Value;
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
     row("Concat",                1..=ANY, &[],   Rule::One(concat)),
-    row("Dropout",               1..=3, &[1, 2], Rule::Many(dropout)),
     row("Expand",                2..=2, &[1],    Rule::One(expand)),
     row("Flatten",               1..=1, &[],     Rule::One(flatten)),
     row("Identity",              1..=1, &[],     Rule::Values(identity)),
@@ -28,31 +27,6 @@ pub(super) const ROWS: &[Row] = &[
 
 pub(super) fn identity(c: &mut Context) -> Result<Vec<Value>, OpError> {
     Ok(vec![c.value(0).ok_or(OpError::MissingInput(0))?.clone()])
-}
-
-/// Inference: the operand itself, and a mask of ones.
-pub(super) fn dropout(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
-    c.ignore(&["ratio", "seed"]);
-    let x = c.input(0)?;
-    // Opset 7 to 11 have no training mode.
-    let training = match c.opset {
-        12.. => c.known_scalar(2)?.is_some_and(|training| training != 0.0),
-        7.. => false,
-        _ => !c.flag("is_test", false)?,
-    };
-    let ratio = if c.opset < 12 {
-        c.float("ratio")?
-    } else if training {
-        c.known_scalar(1)?
-    } else {
-        None
-    };
-    if training && ratio.unwrap_or(0.5) != 0.0 {
-        return Err(OpError::Random { what: "Dropout with training_mode", remedy: "export the model in evaluation mode" });
-    }
-    let dtype = if c.opset >= 10 { DType::Bool } else { c.ty(x).dtype };
-    let mask = TensorType::new(dtype, c.shape(x));
-    Ok(vec![x, c.splat(&mask, 1.0)?])
 }
 
 /// 0 keeps a size (unless `allowzero`), -1 takes what is left.

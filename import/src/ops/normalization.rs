@@ -56,9 +56,10 @@ fn check_channels(c: &Context, x: NodeId) -> Result<Shape, OpError> {
 pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let (epsilon, momentum) = (epsilon(c)?, c.float_or("momentum", f64::from(0.9f32))?);
     // Before opset 14, a node that has more than one result trains.
-    let training = c.flag("training_mode", false)?
+    let in_file = c.flag("training_mode", false)?
         || c.opset < 14 && (1..c.output_count()).any(|i| c.declares_output(i))
         || c.opset < 7 && !c.flag("is_test", false)?;
+    let training = c.trains("BatchNormalization", |phase| phase.batch_norm, in_file);
     let per_channel = c.flag("spatial", true)?;
     let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|i| c.input(i));
     let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);
@@ -75,6 +76,8 @@ pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     if let Some(index) = settings.iter().position(|&s| c.shape(s).numel() != rows[1] || *c.ty(s) != ty) {
         return Err(c.operand_error(1 + index, "one element per channel is needed"));
     }
+    let running = [mean, variance];
+    let settings = if training { [scale, bias, c.statistic(mean), c.statistic(variance)] } else { settings };
     let flat = settings.map(|s| c.reshape(s, [rows[1]]));
     let [scale, bias, mean, variance] = flat;
     let (scale, bias, mean, variance) = (scale?, bias?, mean?, variance?);
@@ -86,7 +89,7 @@ pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
         let inverse = c.unary(UnaryOp::Rsqrt, variance)?;
         let factor = c.mul(inverse, scale)?;
         let y = affine(c, centred, factor, bias)?;
-        return Ok(vec![c.reshape(y, shape)?]);
+        return Ok(vec![c.reshape(y, shape)?, running[0], running[1]]);
     }
     let axes: Vec<usize> = (0..rows.rank()).filter(|&a| a != 1).collect();
     let y = normalize(c, x, axes.clone(), epsilon)?;
@@ -97,11 +100,13 @@ pub(super) fn batch(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
     let centred = c.sub(x, repeated)?;
     let square = c.mul(centred, centred)?;
     let batch_variance = c.mean(square, &axes)?;
-    for (running, batch) in [(mean, batch_mean), (variance, batch_variance)] {
-        let kept = c.scale(running, momentum)?;
+    for (running, before, batch) in [(running[0], mean, batch_mean), (running[1], variance, batch_variance)] {
+        let kept = c.scale(before, momentum)?;
         let moved = c.scale(batch, 1.0 - momentum)?;
         let sum = c.add(kept, moved)?;
-        results.push(c.reshape(sum, ty.shape.clone())?);
+        let moved = c.reshape(sum, ty.shape.clone())?;
+        c.move_statistic(running, moved);
+        results.push(moved);
     }
     Ok(results)
 }

@@ -1,8 +1,8 @@
-//! Iota, Gather and Scatter.
+//! Iota, random numbers, Gather and Scatter.
 
 use super::pointwise::{float_binary, int_binary};
 use super::value::{Elements, Real, Value, widen};
-use crate::{BinaryOp, DType, ScatterOp, TensorType};
+use crate::{BinaryOp, DType, ScatterOp, TensorType, random};
 
 pub(super) fn iota<T: Real>(axis: usize, result: &TensorType) -> Value<T> {
     let inner: usize = result.shape[axis + 1..].iter().product();
@@ -13,6 +13,12 @@ pub(super) fn iota<T: Real>(axis: usize, result: &TensorType) -> Value<T> {
         Elements::Int(coordinates.map(|i| i as i128).collect())
     };
     Value::from_elements(result.dtype, elements)
+}
+
+pub(super) fn random_uniform<T: Real>(stream: u32, key: &Value<T>, result: &TensorType) -> Value<T> {
+    let words = indices(DType::U32, key);
+    let key = [0, 1, 2, 3].map(|i| words[i] as u32);
+    Value::Float((0..result.shape.numel() as u32).map(|i| T::from_f64(random::uniform(key, stream, i))).collect())
 }
 
 /// The indexed axis of a tensor, seen as `[outer, size, inner]`.

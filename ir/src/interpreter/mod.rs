@@ -184,6 +184,7 @@ fn evaluate<T: Real>(
         Op::Input(_) | Op::Parameter(_) => return Err(InterpretError::Leaf(op.name())),
         Op::Constant(tensor) => Value::from_tensor(tensor),
         Op::Iota { axis, .. } => indexing::iota(*axis, result),
+        Op::RandomUniform { stream, .. } => indexing::random_uniform(*stream, operands[0], result),
         Op::Unary(u) => pointwise::unary(*u, types[0].dtype, operands[0]),
         Op::Binary(b) => pointwise::binary(*b, types[0].dtype, operands[0], operands[1]),
         Op::Compare(c) => pointwise::compare(*c, types[0].dtype, operands[0], operands[1]),

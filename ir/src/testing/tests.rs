@@ -5,10 +5,11 @@ use crate::interpreter::{Environment, interpret};
 use crate::{ArgOp, BinaryOp, CompareOp, Composite, Op, ReduceOp, ScatterOp, UnaryOp};
 
 /// The ops that are not listed by an `ALL`. The matches make a new variant a compile error: give it a sample and a name below.
-const OTHERS: [&str; 25] = [
+const OTHERS: [&str; 26] = [
     "input",
     "constant",
     "iota",
+    "random_uniform",
     "select",
     "cast",
     "reshape",
@@ -49,7 +50,7 @@ fn is_known(op: &Op) -> bool {
         },
         Op::Input(_) | Op::Constant(_) | Op::Iota { .. } | Op::Select | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) => true,
         Op::Broadcast { .. } | Op::Slice(_) | Op::Pad(_) | Op::Concat { .. } | Op::Unfold(_) | Op::Fold { .. } => true,
-        Op::Dot(_) | Op::Conv(_) | Op::Gather { .. } => true,
+        Op::Dot(_) | Op::Conv(_) | Op::Gather { .. } | Op::RandomUniform { .. } => true,
         Op::Parameter(_) => false,
     }
 }

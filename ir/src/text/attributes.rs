@@ -70,7 +70,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    pub(super) fn number(&mut self, key: &'static str) -> Result<usize, ParseErrorKind> {
+    pub(super) fn number<T: FromStr>(&mut self, key: &'static str) -> Result<T, ParseErrorKind> {
         number(self.atom(key)?)
     }
 

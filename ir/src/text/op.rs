@@ -15,6 +15,7 @@ pub(super) fn attributes(op: &Op) -> Vec<(&'static str, String)> {
         Op::Input(_) | Op::Parameter(_) => vec![],
         Op::Constant(tensor) => vec![constant::print(tensor)],
         Op::Iota { axis, .. } => vec![("axis", axis.to_string())],
+        Op::RandomUniform { stream, .. } => vec![("stream", stream.to_string())],
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Reshape(_) => vec![],
         Op::Transpose(perm) => vec![("perm", list(perm))],
         Op::Broadcast { axes, .. } => vec![("axes", list(axes))],
@@ -109,6 +110,7 @@ pub(super) fn parse(name: &str, a: &mut Attributes, ty: &TensorType) -> Result<O
             constant::from_hexadecimal(ty, a.atom("bytes")?)?
         })),
         "iota" => Op::Iota { dtype: ty.dtype, shape: ty.shape.clone(), axis: a.number("axis")? },
+        "random_uniform" => Op::RandomUniform { shape: ty.shape.clone(), stream: a.number("stream")? },
         "select" => Op::Select,
         "cast" => Op::Cast(ty.dtype),
         "reshape" => Op::Reshape(ty.shape.clone()),

@@ -30,6 +30,7 @@ fn operand_counts_are_checked() {
     let cases: Vec<(Op, usize)> = vec![
         (Op::Constant(Arc::new(Tensor::scalar_f32(1.0))), 0),
         (Op::Iota { dtype: DType::I32, shape: Shape::from([3]), axis: 0 }, 0),
+        (Op::RandomUniform { shape: Shape::from([3]), stream: 0 }, 1),
         (Op::Unary(UnaryOp::Exp), 1),
         (Op::Binary(BinaryOp::Add), 2),
         (Op::Compare(CompareOp::Lt), 2),
@@ -89,6 +90,8 @@ fn dtypes_are_checked() {
 #[test]
 fn operands_must_match_each_other() {
     let cases: Vec<(Op, Vec<TensorType>)> = vec![
+        (Op::RandomUniform { shape: Shape::from([3]), stream: 0 }, vec![ty(DType::U32, &[2])]),
+        (Op::RandomUniform { shape: Shape::from([3]), stream: 0 }, vec![ty(DType::I32, &[4])]),
         (Op::Binary(BinaryOp::Add), vec![f32s(&[3]), f32s(&[1])]),
         (Op::Binary(BinaryOp::Add), vec![f32s(&[3]), ty(DType::F16, &[3])]),
         (Op::Compare(CompareOp::Eq), vec![f32s(&[3]), f32s(&[3, 1])]),
