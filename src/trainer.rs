@@ -111,8 +111,6 @@ pub struct Trainer {
     session: Session,
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
-    /// Makes weights and their averages change places.
-    exchange: Option<Session>,
     samples: Samples,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
@@ -148,8 +146,8 @@ impl Trainer {
         let program = compile(graphs.update, device)?;
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
-        let beside = |graph| Ok::<_, Error>(session.beside(compile(graph, device)?)?);
-        let (accumulating, exchange) = (graphs.accumulate.map(beside).transpose()?, graphs.exchange.map(beside).transpose()?);
+        let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
+        let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
         let total = match options.length {
             Length::Epochs(epochs) => epochs * (samples.count() / per_step) as u64,
             Length::Steps(steps) => steps,
@@ -160,7 +158,6 @@ impl Trainer {
             store,
             session,
             accumulating,
-            exchange,
             samples,
             batch,
             schedule,
@@ -289,11 +286,20 @@ impl Trainer {
     /// The device fails.
     pub fn evaluate(&mut self, evaluator: &mut Evaluator) -> Result<Evaluation, Error> {
         // Before the first step the average is of nothing.
-        let Some(exchange) = self.exchange.as_mut().filter(|_| self.step > 0) else { return evaluator.run() };
-        exchange.run(&[])?;
+        let averaged = if self.step == 0 { Vec::new() } else { self.averaged() };
+        let (weights, averages): (Vec<_>, Vec<_>) = averaged.into_iter().unzip();
+        let (kept, averages) = (self.session.read_parameters(&weights)?, self.session.read_parameters(&averages)?);
+        self.session.write_parameters(&weights.iter().copied().zip(&averages).collect::<Vec<_>>())?;
         let evaluation = evaluator.run();
-        exchange.run(&[])?;
+        self.session.write_parameters(&weights.iter().copied().zip(&kept).collect::<Vec<_>>())?;
         evaluation
+    }
+
+    /// Each weight that has a moving average, and the average.
+    fn averaged(&self) -> Vec<(ParameterId, ParameterId)> {
+        let id = |name: &str| self.parameters.iter().position(|p| p.name == name).map(|index| ParameterId(index as u32));
+        let pair = |p: &ParameterInfo| Some((id(p.name.strip_prefix(EMA_PREFIX)?)?, id(&p.name)?));
+        self.parameters.iter().filter_map(pair).collect()
     }
 
     /// Today's weights and statistics, by name, in the dtype of training.

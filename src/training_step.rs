@@ -1,9 +1,7 @@
 //! A training step as graphs: loss, gradients, what the optimiser makes of them, and the averages that go with it.
 
-use meganeura_autodiff::{
-    Accumulation, EMA_PREFIX, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average, gradients,
-};
-use meganeura_ir::{Graph, GraphError, Op, ParameterId, ParameterInfo};
+use meganeura_autodiff::{Accumulation, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average, gradients};
+use meganeura_ir::{Graph, Op, ParameterId};
 
 use crate::error::Error;
 use crate::gradients::LOSS_OUTPUT;
@@ -29,8 +27,6 @@ pub(crate) struct StepGraphs {
     pub update: Graph,
     /// Of a batch that does not complete an update: it only adds its gradients to those before, and reads the inputs of `update`.
     pub accumulate: Option<Graph>,
-    /// Without inputs: the weights and their averages change places.
-    pub exchange: Option<Graph>,
 }
 
 impl Updates<'_> {
@@ -73,9 +69,8 @@ impl Updates<'_> {
             accumulation.keep(&mut graph).map(|()| graph)
         });
         let accumulate = accumulate.transpose()?;
-        let exchange = self.ema.map(|_| exchange(graph.parameters())).transpose()?;
         graph.output(LOSS_OUTPUT, loss)?;
-        Ok(StepGraphs { update: graph, accumulate, exchange })
+        Ok(StepGraphs { update: graph, accumulate })
     }
 
     /// The scalar inputs of a step, which counts from 1.
@@ -88,17 +83,4 @@ impl Updates<'_> {
         let average = self.ema.map(|decay| ema_inputs(step, decay)).transpose()?;
         Ok(scalars.chain(average).collect())
     }
-}
-
-/// Makes each weight take the value of its average, and the average that of the weight.
-fn exchange(parameters: &[ParameterInfo]) -> Result<Graph, GraphError> {
-    let mut graph = Graph::new();
-    let nodes = parameters.iter().map(|info| graph.parameter(info.clone())).collect::<Result<Vec<_>, _>>()?;
-    for (average, info) in parameters.iter().enumerate() {
-        let weight = info.name.strip_prefix(EMA_PREFIX).and_then(|name| graph.parameter_id(name));
-        let Some(weight) = weight else { continue };
-        graph.update(weight, nodes[average])?;
-        graph.update(ParameterId(average as u32), nodes[weight.0 as usize])?;
-    }
-    Ok(graph)
 }
