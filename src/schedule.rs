@@ -47,7 +47,7 @@ impl Anneal {
 
 impl Decay {
     /// The names on the command line, each with what its settings make of it.
-    const TABLE: [(&'static str, fn(&mut Settings) -> Result<Decay, String>); 8] = [
+    const TABLE: [(&'static str, Build); 8] = [
         ("constant", |_| Ok(Decay::Constant)),
         ("linear", |s| {
             Ok(Decay::Linear { start: s.number("start", 1.0)?, end: s.number("end", 0.0)?, steps: s.count("steps")? })
@@ -114,6 +114,9 @@ impl FromStr for Decay {
         decay.check().map(|()| decay)
     }
 }
+
+/// Makes a curve of the settings that it takes away.
+type Build = fn(&mut Settings) -> Result<Decay, String>;
 
 /// `key=value` pairs that are taken one by one.
 struct Settings<'a>(BTreeMap<&'a str, &'a str>);

@@ -69,8 +69,8 @@ mod input {
     pub const VARIANCE_WEIGHT: &str = "optimizer/one_minus_beta2";
     /// `min(learning_rate, 1 / sqrt(step))`
     pub const RELATIVE_STEP: &str = "optimizer/relative_step";
-    /// The decay of [`exponential_moving_average`](super::exponential_moving_average); 0 at the first step.
-    pub const EMA_DECAY: &str = "optimizer/ema_decay";
+    /// What a weight adds to its moving average: `1 - decay`, but 1 at the first step.
+    pub const EMA_WEIGHT: &str = "optimizer/ema_weight";
 }
 
 /// The name of an input in a group of parameters; the first group's are the plain ones.

@@ -74,7 +74,7 @@ pub const EMA_PREFIX: &str = "optimizer/ema/";
 /// # Errors
 /// A parameter is unknown.
 pub fn exponential_moving_average(g: &mut Graph, parameters: &[ParameterId]) -> Result<(), OptimizerError> {
-    let decay = scalar(g, input::EMA_DECAY)?;
+    let share = scalar(g, input::EMA_WEIGHT)?;
     for &parameter in parameters {
         let info = info(g, parameter)?;
         let (name, ty) = (format!("{EMA_PREFIX}{}", info.name), info.ty.clone());
@@ -85,8 +85,8 @@ pub fn exponential_moving_average(g: &mut Graph, parameters: &[ParameterId]) -> 
         };
         let (id, average) = state(g, name, ty)?;
         let next = formula(g, |f| {
-            let [average, weight, decay] = f.terms([average, weight, decay]);
-            average + (1.0 - decay).splat_like(average) * (weight - average)
+            let [average, weight, share] = f.terms([average, weight, share]);
+            average + share.splat_like(average) * (weight - average)
         })?;
         g.update(id, next)?;
     }
@@ -99,5 +99,5 @@ pub fn exponential_moving_average(g: &mut Graph, parameters: &[ParameterId]) -> 
 /// The decay is not a number from 0 up to 1.
 pub fn ema_inputs(step: u64, decay: f64) -> Result<(String, f32), OptimizerError> {
     Range::Fraction.check("ema", "decay", decay)?;
-    Ok((input::EMA_DECAY.to_owned(), if step <= 1 { 0.0 } else { decay as f32 }))
+    Ok((input::EMA_WEIGHT.to_owned(), if step <= 1 { 1.0 } else { (1.0 - decay) as f32 }))
 }
