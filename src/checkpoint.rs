@@ -24,9 +24,17 @@ pub struct Progress {
     pub step: u64,
     pub samples: usize,
     pub batch: usize,
+    /// Batches per step.
+    #[serde(default = "one")]
+    pub accumulate: usize,
     pub seed: u64,
     pub loss: String,
     pub optimizer: String,
+}
+
+/// What checkpoints without the number of batches per step mean.
+fn one() -> usize {
+    1
 }
 
 /// A moment of a run.
@@ -142,7 +150,7 @@ mod tests {
 
     fn checkpoint(step: u64) -> Checkpoint {
         let (loss, optimizer) = ("mse".to_string(), "sgd".to_string());
-        let progress = Progress { step, samples: 10, batch: 4, seed: u64::MAX, loss, optimizer };
+        let progress = Progress { step, samples: 10, batch: 4, accumulate: 2, seed: u64::MAX, loss, optimizer };
         let tensors = [("w", 1.0), ("optimizer/momentum/w", 2.0)];
         let tensors = tensors.map(|(name, v)| (name.to_string(), Tensor::from_f32([2], &[v, step as f32])));
         Checkpoint { progress, tensors: tensors.into() }

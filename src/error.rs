@@ -30,7 +30,7 @@ pub enum Error {
     NoMatch { pattern: String, examples: Vec<String> },
     #[error("nothing to train: {reason}")]
     NothingToTrain { reason: &'static str },
-    #[error("{samples} samples do not fill one batch of {batch}: choose a smaller --batch")]
+    #[error("{samples} samples do not fill one step of {batch}: choose a smaller --batch or --accumulate")]
     BatchTooLarge { samples: usize, batch: usize },
     #[error("a batch of 0 samples is no batch")]
     EmptyBatch,

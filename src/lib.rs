@@ -36,6 +36,7 @@ pub mod data;
 mod error;
 mod evaluator;
 mod gradients;
+mod groups;
 pub mod log;
 mod metric;
 mod model;
@@ -45,17 +46,19 @@ mod predictor;
 mod schedule;
 mod tensor_file;
 mod trainer;
+mod training_step;
 
 pub use data::Dataset;
 pub use error::Error;
 pub use evaluator::{Evaluation, Evaluator};
 pub use glob::Pattern;
 pub use gradients::{Gradients, WithRespectTo};
+pub use groups::{GroupRate, ParameterGroup, TrainedGroup};
 pub use metric::Metric;
 pub use model::Model;
 pub use objective::Objective;
 pub use predictor::Predictor;
-pub use schedule::{Decay, Schedule};
+pub use schedule::{Anneal, Decay, Schedule};
 pub use tensor_file::write_tensors;
 pub use trainer::{Length, StepReport, TrainOptions, Trainer};
 

@@ -41,7 +41,7 @@ impl Metric {
         let target = target.ok_or_else(|| unfit("a target"))?;
         match self {
             Metric::Accuracy => {
-                let hit = if matches!(loss, Loss::BceWithLogits) {
+                let hit = if matches!(loss, Loss::BceWithLogits { .. }) {
                     sides_agree(g, prediction, target)?
                 } else {
                     let (axis, dense) =
@@ -66,7 +66,7 @@ impl Metric {
     /// How many targets [`Metric::sum`] adds up over: those that `loss` does not ignore, or elements.
     pub(crate) fn units(self, loss: &Loss, target: &Tensor, samples: usize) -> f64 {
         match (self, loss) {
-            (Metric::Accuracy, Loss::CrossEntropy { .. }) => loss_units(loss, target, samples),
+            (Metric::Accuracy, Loss::CrossEntropy { .. }) => counted_targets(loss, target, samples),
             _ => target.shape().numel() as f64,
         }
     }
@@ -80,8 +80,19 @@ impl FromStr for Metric {
     }
 }
 
-/// What the mean of `loss` over a batch counts: class indices that are not ignored, else samples.
+/// What the mean of `loss` over a batch divides by: the weights of the class indices that are not ignored, else the samples.
 pub(crate) fn loss_units(loss: &Loss, target: &Tensor, samples: usize) -> f64 {
+    match loss {
+        Loss::CrossEntropy { ignore_index, class_weights: Some(weights), .. } if target.dtype().is_int() => {
+            let counted = target.to_i64_vec().into_iter().filter(|class| Some(*class) != *ignore_index);
+            counted.filter_map(|class| weights.get(usize::try_from(class).ok()?)).sum()
+        }
+        _ => counted_targets(loss, target, samples),
+    }
+}
+
+/// Class indices that are not ignored, else samples.
+fn counted_targets(loss: &Loss, target: &Tensor, samples: usize) -> f64 {
     match loss {
         Loss::CrossEntropy { ignore_index: Some(ignored), .. } if target.dtype().is_int() => {
             target.to_i64_vec().iter().filter(|v| *v != ignored).count() as f64
@@ -129,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    const CROSS_ENTROPY: Loss = Loss::CrossEntropy { label_smoothing: 0.0, ignore_index: Some(-100) };
+    const CROSS_ENTROPY: Loss = Loss::CrossEntropy { label_smoothing: 0.0, ignore_index: Some(-100), class_weights: None };
 
     /// The metric of `prediction` against `target`, by the reference interpreter.
     fn mean(metric: Metric, loss: &Loss, prediction: &Tensor, target: &Tensor) -> f64 {
@@ -164,7 +175,7 @@ mod tests {
         assert_eq!(mean(Metric::Accuracy, &CROSS_ENTROPY, &logits, &probabilities), 0.5);
         let logits = Tensor::from_f32([4], &[-1.0, 2.0, 3.0, -4.0]);
         let labels = Tensor::from_f32([4], &[0.0, 1.0, 0.0, 1.0]);
-        assert_eq!(mean(Metric::Accuracy, &Loss::BceWithLogits, &logits, &labels), 0.5);
+        assert_eq!(mean(Metric::Accuracy, &Loss::BceWithLogits { pos_weight: None }, &logits, &labels), 0.5);
     }
 
     #[test]

@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use glob::Pattern;
-use meganeura_autodiff::{Optimizer, clip_by_global_norm, gradients};
+use meganeura_autodiff::{EMA_PREFIX, Optimizer};
 use meganeura_import::{Bindings, Dim, ModelInput};
-use meganeura_ir::{Graph, Op, ParameterId, ParameterInfo, ParameterRole, Tensor};
+use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
 use crate::error::Error;
-use crate::evaluator::Evaluator;
-use crate::gradients::LOSS_OUTPUT;
+use crate::evaluator::{Evaluation, Evaluator};
+use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
 use crate::metric::Metric;
 use crate::model::Model;
-use crate::objective::{Forward, Objective};
+use crate::objective::Objective;
 use crate::predictor::{by_name, compile, place_weights, random_input};
 use crate::schedule::{Decay, Schedule};
+use crate::training_step::Updates;
 
 /// Samples per batch where neither the caller nor the model says.
 const DEFAULT_BATCH: usize = 32;
@@ -44,8 +45,16 @@ pub struct TrainOptions {
     pub warmup: u64,
     /// The largest Euclidean norm of all gradients together; larger ones are scaled down to it.
     pub clip: Option<f64>,
-    /// Samples per step. Without it, what the model's inputs fix, else 32; at most what the data holds.
+    /// Weights with a learning rate or weight decay of their own.
+    pub groups: Vec<ParameterGroup>,
+    /// No weight decay of weights with at most one dimension: norms and biases.
+    pub no_decay_norms: bool,
+    /// The decay of a moving average of the weights, if there is to be one.
+    pub ema: Option<f64>,
+    /// Samples per batch. Without it, what the model's inputs fix, else 32; at most what the data holds.
     pub batch: Option<usize>,
+    /// Batches per step: the step follows the mean of their gradients.
+    pub accumulate: usize,
     pub length: Length,
     /// Which weights train: those with a matching name. All that train by default where this is empty.
     pub train: Vec<Pattern>,
@@ -62,12 +71,16 @@ impl TrainOptions {
     pub fn new(objective: Objective) -> Self {
         TrainOptions {
             objective,
-            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 },
+            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, amsgrad: false },
             learning_rate: 1e-3,
             decay: Decay::Constant,
             warmup: 0,
             clip: None,
+            groups: Vec::new(),
+            no_decay_norms: false,
+            ema: None,
             batch: None,
+            accumulate: 1,
             length: Length::Epochs(1),
             train: Vec::new(),
             freeze: Vec::new(),
@@ -96,8 +109,11 @@ pub struct StepReport {
 pub struct Trainer {
     store: Arc<ParameterStore>,
     session: Session,
+    /// For the batches of a step but the last.
+    accumulating: Option<Session>,
     samples: Samples,
     options: TrainOptions,
+    groups: Vec<TrainedGroup>,
     batch: usize,
     schedule: Schedule,
     /// Of the training graph, by id.
@@ -123,23 +139,45 @@ impl Trainer {
         let forward = objective.build(model, &mut samples, Some(batch), &options.bindings)?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
         let trained = trained(model, &options.train, &options.freeze)?;
-        let graph = training_step(forward, &trained, &options)?;
-        let parameters = graph.parameters().to_vec();
-        let program = compile(graph, device)?;
+        let per_step = samples_per_step(&samples, batch, options.accumulate)?;
+        let groups = groups(model, &trained, &options)?;
+        let graphs = updates(&groups, &options).build(forward)?;
+        let parameters = graphs.update.parameters().to_vec();
+        let program = compile(graphs.update, device)?;
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
+        let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
+        let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
         let total = match options.length {
-            Length::Epochs(epochs) => epochs * (samples.count() / batch) as u64,
+            Length::Epochs(epochs) => epochs * (samples.count() / per_step) as u64,
             Length::Steps(steps) => steps,
         };
-        let schedule = Schedule { peak: options.learning_rate, decay: options.decay, warmup: options.warmup, total };
+        let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
-        Ok(Trainer { store, session, samples, batch, schedule, parameters, trained, step: 0, order, options })
+        Ok(Trainer {
+            store,
+            session,
+            accumulating,
+            samples,
+            batch,
+            schedule,
+            parameters,
+            trained,
+            groups,
+            step: 0,
+            order,
+            options,
+        })
     }
 
     /// Samples per step.
     pub fn batch(&self) -> usize {
-        self.batch
+        self.batch * self.options.accumulate
+    }
+
+    /// The weights that train, by learning rate and weight decay.
+    pub fn groups(&self) -> &[TrainedGroup] {
+        &self.groups
     }
 
     /// Samples in the data.
@@ -149,7 +187,7 @@ impl Trainer {
 
     /// Steps of one pass over the data.
     pub fn steps_per_epoch(&self) -> u64 {
-        (self.samples.count() / self.batch) as u64
+        (self.samples.count() / self.batch()) as u64
     }
 
     /// Steps of the whole run.
@@ -204,10 +242,21 @@ impl Trainer {
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
         let learning_rate = self.schedule.learning_rate(step);
         let (epoch, rows) = self.rows(step);
-        let mut inputs = self.samples.batch(&rows);
-        let scalars = self.options.optimizer.step_inputs(step, learning_rate);
-        inputs.extend(scalars.into_iter().map(|(name, value)| (name.to_string(), Tensor::scalar_f32(value))));
-        inputs.extend(random_input(self.session.program(), self.options.seed, step));
+        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
+        let scalars: Vec<(String, Tensor)> = scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect();
+        let (before, last) = rows.split_at(rows.len() - self.batch);
+        // Each batch draws its own random numbers.
+        let draws = (step - 1) * self.options.accumulate as u64 + 1;
+        let random = |draw: u64| random_input(self.session.program(), self.options.seed, draw);
+        for (rows, draw) in before.chunks(self.batch).zip(draws..) {
+            let mut inputs = [self.samples.batch(rows), scalars.clone()].concat();
+            inputs.extend(random(draw));
+            if let Some(accumulating) = &mut self.accumulating {
+                let _unread = accumulating.submit(&by_name(&inputs))?;
+            }
+        }
+        let mut inputs = [self.samples.batch(last), scalars].concat();
+        inputs.extend(random(draws + before.len() as u64 / self.batch as u64));
         let ticket = self.session.submit(&by_name(&inputs))?;
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
     }
@@ -223,8 +272,8 @@ impl Trainer {
         if self.order.0 != epoch {
             self.order = (epoch, epoch_order(self.options.seed, epoch, self.samples.count()));
         }
-        let start = position as usize * self.batch;
-        (epoch, self.order.1[start..start + self.batch].to_vec())
+        let start = position as usize * self.batch();
+        (epoch, self.order.1[start..start + self.batch()].to_vec())
     }
 
     /// An evaluation of the weights being trained on other data, in batches of the same size.
@@ -236,6 +285,28 @@ impl Trainer {
         Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings)
     }
 
+    /// Runs an evaluation of the weights as they are, or of their moving average where there is one.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn evaluate(&mut self, evaluator: &mut Evaluator) -> Result<Evaluation, Error> {
+        // Before the first step the average is of nothing.
+        let averaged = if self.step == 0 { Vec::new() } else { self.averaged() };
+        let (weights, averages): (Vec<_>, Vec<_>) = averaged.into_iter().unzip();
+        let (kept, averages) = (self.session.read_parameters(&weights)?, self.session.read_parameters(&averages)?);
+        self.session.write_parameters(&weights.iter().copied().zip(&averages).collect::<Vec<_>>())?;
+        let evaluation = evaluator.run();
+        self.session.write_parameters(&weights.iter().copied().zip(&kept).collect::<Vec<_>>())?;
+        evaluation
+    }
+
+    /// Each weight that has a moving average, and the average.
+    fn averaged(&self) -> Vec<(ParameterId, ParameterId)> {
+        let id = |name: &str| self.parameters.iter().position(|p| p.name == name).map(|index| ParameterId(index as u32));
+        let pair = |p: &ParameterInfo| Some((id(p.name.strip_prefix(EMA_PREFIX)?)?, id(&p.name)?));
+        self.parameters.iter().filter_map(pair).collect()
+    }
+
     /// Today's weights and statistics, by name, in the dtype of training.
     ///
     /// # Errors
@@ -244,13 +315,18 @@ impl Trainer {
         self.read(|p| p.role != ParameterRole::Optimizer)
     }
 
-    /// Gives `model` today's values of what was trained.
+    /// Gives `model` today's values of what was trained: of weights with a moving average, the average.
     ///
     /// # Errors
     /// The device fails, or `model` is another than the one being trained.
     pub fn update(&mut self, model: &mut Model) -> Result<(), Error> {
         let trained: Vec<ParameterId> = self.session.program().parameters.iter().filter(|p| p.updated).map(|p| p.id).collect();
-        let weights = self.read_ids(&trained)?;
+        let mut weights = self.read_ids(&trained)?;
+        let averages: Vec<(String, Tensor)> = match self.step {
+            0 => Vec::new(),
+            _ => weights.iter().filter_map(|(name, t)| Some((name.strip_prefix(EMA_PREFIX)?.to_string(), t.clone()))).collect(),
+        };
+        weights.extend(averages);
         model.set_weights(weights.into_iter().filter(|(name, _)| model.imported().parameter(name).is_some()).collect::<Vec<_>>())
     }
 
@@ -267,6 +343,7 @@ impl Trainer {
             step: self.step,
             samples: self.samples.count(),
             batch: self.batch,
+            accumulate: self.options.accumulate,
             seed: self.options.seed,
             loss: self.options.objective.loss.name().to_string(),
             optimizer: self.options.optimizer.name().to_string(),
@@ -282,6 +359,7 @@ impl Trainer {
         let same = [
             ("samples", found.samples.to_string(), expected.samples.to_string()),
             ("batch", found.batch.to_string(), expected.batch.to_string()),
+            ("accumulate", found.accumulate.to_string(), expected.accumulate.to_string()),
             ("seed", found.seed.to_string(), expected.seed.to_string()),
             ("loss", found.loss.clone(), expected.loss),
             ("optimizer", found.optimizer.clone(), expected.optimizer),
@@ -348,17 +426,24 @@ fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<S
     }
 }
 
-/// One optimiser step as a graph: the loss as its output, the weights and the optimiser's state as its updates.
-fn training_step(forward: Forward, trained: &[String], options: &TrainOptions) -> Result<Graph, Error> {
-    let Forward { mut graph, loss, .. } = forward;
-    let ids: Vec<ParameterId> = trained.iter().filter_map(|name| graph.parameter_id(name)).collect();
-    let nodes = ids.iter().map(|&id| graph.push(Op::Parameter(id), &[])).collect::<Result<Vec<_>, _>>()?;
-    let mut by = gradients(&mut graph, loss, &nodes)?;
-    if let Some(norm) = options.clip {
-        by = clip_by_global_norm(&mut graph, &by, norm)?.gradients;
+/// Samples of all the batches of a step.
+fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Result<usize, Error> {
+    match batch.checked_mul(accumulate) {
+        Some(0) => Err(Error::EmptyBatch),
+        Some(all) if all <= samples.count() => Ok(all),
+        all => Err(Error::BatchTooLarge { samples: samples.count(), batch: all.unwrap_or(usize::MAX) }),
     }
-    let pairs: Vec<_> = ids.into_iter().zip(by).collect();
-    options.optimizer.apply(&mut graph, &pairs)?;
-    graph.output(LOSS_OUTPUT, loss)?;
-    Ok(graph)
+}
+
+/// The weights that train, by how they do.
+fn groups(model: &Model, trained: &[String], options: &TrainOptions) -> Result<Vec<TrainedGroup>, Error> {
+    let TrainOptions { optimizer, learning_rate, no_decay_norms, ref groups, .. } = *options;
+    let grouping = Grouping { optimizer, learning_rate, groups, no_decay_norms };
+    let rank = |name: &str| model.parameters().iter().find(|p| p.name == name).map_or(0, |p| p.shape.rank());
+    grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())
+}
+
+/// What a step does with gradients.
+fn updates<'a>(groups: &'a [TrainedGroup], options: &TrainOptions) -> Updates<'a> {
+    Updates { groups, clip: options.clip, accumulate: options.accumulate, ema: options.ema }
 }

@@ -80,13 +80,14 @@ fn a_kill_at_any_moment_leaves_readable_checkpoints() {
     assert_eq!(newest_step(&checkpoints), reached + 2);
 }
 
-#[test]
-fn a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one() {
+/// Runs seven steps as a whole and with an interruption after the third.
+fn interruption_changes_nothing(flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let data = data(folder.path());
     let path = |name: &str| folder.path().join(name);
     let schedule = |mut args: Vec<String>| {
         args.extend(["--schedule", "linear", "--warmup", "2", "--seed", "7"].map(String::from));
+        args.extend(flags.iter().map(|flag| flag.to_string()));
         args
     };
     // Seven steps of two per epoch end within an epoch, and so does the checkpoint of step 3.
@@ -105,6 +106,18 @@ fn a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one() {
 }
 
 #[test]
+fn a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one() {
+    interruption_changes_nothing(&[]);
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_its_averages_and_groups() {
+    let groups = ["--no-decay-norms", "--group", "conv1.*:lr=0.5x"];
+    let flags = ["--optimizer", "adamw", "--amsgrad", "--accumulate", "2", "--ema", "0.9"];
+    interruption_changes_nothing(&[flags.as_slice(), groups.as_slice()].concat());
+}
+
+#[test]
 fn a_run_with_other_options_does_not_resume() {
     let folder = tempfile::tempdir().unwrap();
     let (data, checkpoints, out) = (data(folder.path()), folder.path().join("run"), folder.path().join("tuned"));
@@ -114,6 +127,7 @@ fn a_run_with_other_options_does_not_resume() {
     for more in [
         vec!["--resume", resume, "--seed", "3"],
         vec!["--resume", resume, "--optimizer", "sgd"],
+        vec!["--resume", resume, "--accumulate", "2"],
         vec!["--resume", "absent"],
         vec![],
     ] {

@@ -189,7 +189,7 @@ fn three_steps_agree(name: &str, file: &str, optimizer: Optimizer, learning_rate
     }
 }
 
-const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
+const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, amsgrad: false };
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
 
 macro_rules! corpus {

@@ -37,5 +37,7 @@ mod rules;
 mod testing;
 
 pub use losses::{Loss, LossError, TargetType};
-pub use optimizers::{Clipped, Optimizer, OptimizerError, clip_by_global_norm};
+pub use optimizers::{
+    Accumulation, Clipped, EMA_PREFIX, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average,
+};
 pub use reverse::{AutodiffError, gradients, vjp};

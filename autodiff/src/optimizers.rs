@@ -1,23 +1,38 @@
 //! Optimisers: gradients to updates of the graph, by PyTorch's formulas.
 
-use meganeura_ir::{
-    BinaryOp, DType, Graph, GraphError, InputId, NodeId, Op, ParameterId, ParameterInfo, ParameterRole, TensorType, UnaryOp,
-};
+mod averaging;
+mod clipping;
+mod rules;
+#[cfg(test)]
+mod tests;
 
-use crate::formula::formula;
+use meganeura_ir::{DType, Graph, GraphError, NodeId, ParameterId, ParameterInfo, TensorType};
+
+pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, exponential_moving_average};
+pub use clipping::{Clipped, clip_by_global_norm};
+use rules::Weight;
 
 /// How gradients change weights.
 ///
-/// State is one parameter of role [`ParameterRole::Optimizer`] per weight and quantity, named `optimizer/<quantity>/<weight>`, which
-/// starts at zero. What changes from step to step is a scalar f32 input of the graph: see [`Optimizer::step_inputs`].
+/// State is one parameter of role [`Optimizer`](meganeura_ir::ParameterRole::Optimizer) per weight and quantity, named
+/// `optimizer/<quantity>/<weight>`, which starts at zero. What changes from step to step is a scalar f32 input of the graph: see
+/// [`Optimizer::step_inputs`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// `torch.optim.SGD`
     Sgd { momentum: f64, dampening: f64, nesterov: bool, weight_decay: f64 },
     /// `torch.optim.Adam`: weight decay is added to the gradient.
-    Adam { beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
+    Adam { beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64, amsgrad: bool },
     /// `torch.optim.AdamW`: weight decay shrinks the weight, apart from the gradient.
-    AdamW { beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
+    AdamW { beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64, amsgrad: bool },
+    /// Algorithm 2 of Chen et al., Symbolic Discovery of Optimization Algorithms (2023), with the defaults of the package lion-pytorch.
+    Lion { beta1: f64, beta2: f64, weight_decay: f64 },
+    /// `torch.optim.Adafactor`. `epsilon1` bounds the variance from below, `epsilon2` the root mean square of the weight.
+    Adafactor { beta2_decay: f64, epsilon1: f64, epsilon2: f64, clip_threshold: f64, weight_decay: f64 },
+    /// `torch.optim.RMSprop`
+    RmsProp { alpha: f64, epsilon: f64, momentum: f64, centered: bool, weight_decay: f64 },
+    /// `torch.optim.Adagrad`
+    Adagrad { learning_rate_decay: f64, initial_accumulator: f64, epsilon: f64, weight_decay: f64 },
 }
 
 /// Why an optimiser cannot be applied.
@@ -50,14 +65,41 @@ mod input {
     pub const BIAS_CORRECTION: &str = "optimizer/bias_correction2_sqrt";
     /// `1 - learning_rate * weight_decay`
     pub const SHRINK: &str = "optimizer/shrink";
+    /// `step^beta2_decay`
+    pub const VARIANCE_WEIGHT: &str = "optimizer/one_minus_beta2";
+    /// `min(learning_rate, 1 / sqrt(step))`
+    pub const RELATIVE_STEP: &str = "optimizer/relative_step";
+    /// What a weight adds to its moving average: `1 - decay`, but 1 at the first step.
+    pub const EMA_WEIGHT: &str = "optimizer/ema_weight";
+}
+
+/// The name of an input in a group of parameters; the first group's are the plain ones.
+fn input_name(base: &str, group: usize) -> String {
+    match group {
+        0 => base.to_owned(),
+        _ => format!("{base}/{group}"),
+    }
 }
 
 impl Optimizer {
     /// Every optimiser by its name on the command line, with PyTorch's defaults.
-    pub const TABLE: [(&'static str, Optimizer); 3] = [
+    pub const TABLE: [(&'static str, Optimizer); 7] = [
         ("sgd", Optimizer::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }),
-        ("adam", Optimizer::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }),
-        ("adamw", Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 }),
+        ("adam", Optimizer::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, amsgrad: false }),
+        ("adamw", Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, amsgrad: false }),
+        ("lion", Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 }),
+        (
+            "adafactor",
+            Optimizer::Adafactor {
+                beta2_decay: -0.8,
+                epsilon1: f32::EPSILON as f64,
+                epsilon2: 1e-3,
+                clip_threshold: 1.0,
+                weight_decay: 0.0,
+            },
+        ),
+        ("rmsprop", Optimizer::RmsProp { alpha: 0.99, epsilon: 1e-8, momentum: 0.0, centered: false, weight_decay: 0.0 }),
+        ("adagrad", Optimizer::Adagrad { learning_rate_decay: 0.0, initial_accumulator: 0.0, epsilon: 1e-10, weight_decay: 0.0 }),
     ];
 
     /// The optimiser of that name, with its defaults.
@@ -74,32 +116,80 @@ impl Optimizer {
             Optimizer::Sgd { .. } => "sgd",
             Optimizer::Adam { .. } => "adam",
             Optimizer::AdamW { .. } => "adamw",
+            Optimizer::Lion { .. } => "lion",
+            Optimizer::Adafactor { .. } => "adafactor",
+            Optimizer::RmsProp { .. } => "rmsprop",
+            Optimizer::Adagrad { .. } => "adagrad",
+        }
+    }
+
+    pub fn weight_decay(&self) -> f64 {
+        let mut optimizer = *self;
+        *optimizer.weight_decay_mut()
+    }
+
+    /// The same optimiser with another weight decay.
+    pub fn with_weight_decay(mut self, value: f64) -> Self {
+        *self.weight_decay_mut() = value;
+        self
+    }
+
+    fn weight_decay_mut(&mut self) -> &mut f64 {
+        match self {
+            Optimizer::Sgd { weight_decay, .. }
+            | Optimizer::Adam { weight_decay, .. }
+            | Optimizer::AdamW { weight_decay, .. }
+            | Optimizer::Lion { weight_decay, .. }
+            | Optimizer::Adafactor { weight_decay, .. }
+            | Optimizer::RmsProp { weight_decay, .. }
+            | Optimizer::Adagrad { weight_decay, .. } => weight_decay,
         }
     }
 
     /// The values of the graph's inputs at `step` (from 1), computed in f64.
-    pub fn step_inputs(&self, step: u64, learning_rate: f64) -> Vec<(&'static str, f32)> {
-        let first = step <= 1;
-        let bias_correction = |beta: f64| 1.0 - beta.powf(step.max(1) as f64);
-        let values: Vec<(&'static str, f64)> = match *self {
-            Optimizer::Sgd { momentum, dampening, .. } => {
-                let mut values = vec![(input::LEARNING_RATE, learning_rate)];
-                if momentum != 0.0 && dampening != 0.0 {
-                    values.push((input::GRADIENT_WEIGHT, if first { 1.0 } else { 1.0 - dampening }));
-                }
-                values
-            }
-            Optimizer::Adam { beta1, beta2, .. } => vec![
+    pub fn step_inputs(&self, step: u64, learning_rate: f64) -> Vec<(String, f32)> {
+        self.group_inputs(0, step, learning_rate)
+    }
+
+    /// As [`Optimizer::step_inputs`], for the group of that number.
+    pub fn group_inputs(&self, group: usize, step: u64, learning_rate: f64) -> Vec<(String, f32)> {
+        let t = step.max(1) as f64;
+        let bias_correction = |beta: f64| 1.0 - beta.powf(t);
+        let shrink = (input::SHRINK, 1.0 - learning_rate * self.weight_decay());
+        let adam = |beta1, beta2: f64| {
+            vec![
                 (input::STEP_SIZE, learning_rate / bias_correction(beta1)),
                 (input::BIAS_CORRECTION, bias_correction(beta2).sqrt()),
-            ],
-            Optimizer::AdamW { beta1, beta2, weight_decay, .. } => vec![
-                (input::STEP_SIZE, learning_rate / bias_correction(beta1)),
-                (input::BIAS_CORRECTION, bias_correction(beta2).sqrt()),
-                (input::SHRINK, 1.0 - learning_rate * weight_decay),
-            ],
+            ]
         };
-        values.into_iter().map(|(name, value)| (name, value as f32)).collect()
+        let values: Vec<(&'static str, f64)> = match *self {
+            Optimizer::Sgd { dampening, .. } => vec![
+                (input::LEARNING_RATE, learning_rate),
+                (input::GRADIENT_WEIGHT, if step <= 1 { 1.0 } else { 1.0 - dampening }),
+            ],
+            Optimizer::Adam { beta1, beta2, .. } => adam(beta1, beta2),
+            Optimizer::AdamW { beta1, beta2, .. } => [adam(beta1, beta2), vec![shrink]].concat(),
+            Optimizer::Lion { .. } => vec![(input::LEARNING_RATE, learning_rate), shrink],
+            Optimizer::Adafactor { beta2_decay, .. } => vec![
+                (input::RELATIVE_STEP, learning_rate.min(t.sqrt().recip())),
+                (input::VARIANCE_WEIGHT, t.powf(beta2_decay)),
+                shrink,
+            ],
+            Optimizer::RmsProp { .. } => vec![(input::LEARNING_RATE, learning_rate)],
+            Optimizer::Adagrad { learning_rate_decay, .. } => {
+                vec![(input::LEARNING_RATE, learning_rate / (1.0 + (t - 1.0) * learning_rate_decay))]
+            }
+        };
+        let used = values.into_iter().filter(|(name, _)| self.reads(name));
+        used.map(|(name, value)| (input_name(name, group), value as f32)).collect()
+    }
+
+    /// Whether the updates have an input that only some attributes need.
+    fn reads(&self, input: &str) -> bool {
+        match *self {
+            Optimizer::Sgd { momentum, dampening, .. } if input == input::GRADIENT_WEIGHT => momentum != 0.0 && dampening != 0.0,
+            _ => true,
+        }
     }
 
     /// Appends the state and the update of each parameter from its gradient, and the inputs that [`Optimizer::step_inputs`] fills.
@@ -107,65 +197,128 @@ impl Optimizer {
     /// # Errors
     /// An attribute is out of its range, or a parameter is unknown, not a float, or of another type than its gradient.
     pub fn apply(&self, g: &mut Graph, gradients: &[(ParameterId, NodeId)]) -> Result<(), OptimizerError> {
+        self.apply_group(g, 0, gradients)
+    }
+
+    /// As [`Optimizer::apply`], for parameters that have inputs of their own, which [`Optimizer::group_inputs`] fills: learning rate and
+    /// weight decay may differ from group to group.
+    ///
+    /// # Errors
+    /// As [`Optimizer::apply`].
+    pub fn apply_group(&self, g: &mut Graph, group: usize, gradients: &[(ParameterId, NodeId)]) -> Result<(), OptimizerError> {
         self.check_attributes()?;
         for &(parameter, gradient) in gradients {
             check_gradient(g, parameter, gradient)?;
         }
         for &(parameter, gradient) in gradients {
-            match *self {
-                Optimizer::Sgd { momentum, dampening, nesterov, weight_decay } => {
-                    let lr = scalar(g, input::LEARNING_RATE)?;
-                    let gradient = decayed(g, parameter, gradient, weight_decay)?;
-                    let direction = match momentum {
-                        0.0 => gradient,
-                        _ => momentum_direction(g, parameter, gradient, momentum, dampening, nesterov)?,
-                    };
-                    step(g, parameter, None, lr, direction)?;
-                }
-                Optimizer::Adam { beta1, beta2, epsilon, weight_decay } => {
-                    let size = scalar(g, input::STEP_SIZE)?;
-                    let gradient = decayed(g, parameter, gradient, weight_decay)?;
-                    let direction = adam_direction(g, parameter, gradient, [beta1, beta2], epsilon)?;
-                    step(g, parameter, None, size, direction)?;
-                }
-                Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
-                    let size = scalar(g, input::STEP_SIZE)?;
-                    let direction = adam_direction(g, parameter, gradient, [beta1, beta2], epsilon)?;
-                    let shrink = scalar(g, input::SHRINK)?;
-                    step(g, parameter, Some(shrink), size, direction)?;
-                }
-            }
+            self.update(Weight::new(g, parameter, gradient, group)?)?;
         }
         Ok(())
     }
 
+    fn update(&self, mut w: Weight) -> Result<(), OptimizerError> {
+        match *self {
+            Optimizer::Sgd { momentum, dampening, nesterov, weight_decay } => {
+                w.decay_gradient(weight_decay)?;
+                let direction = match momentum {
+                    0.0 => w.gradient,
+                    _ => w.momentum(momentum, dampening, nesterov)?,
+                };
+                w.step(input::LEARNING_RATE, direction)
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, weight_decay, amsgrad } => {
+                w.decay_gradient(weight_decay)?;
+                let direction = w.adam([beta1, beta2], epsilon, amsgrad)?;
+                w.step(input::STEP_SIZE, direction)
+            }
+            Optimizer::AdamW { beta1, beta2, epsilon, amsgrad, .. } => {
+                let direction = w.adam([beta1, beta2], epsilon, amsgrad)?;
+                w.shrink()?;
+                w.step(input::STEP_SIZE, direction)
+            }
+            Optimizer::Lion { beta1, beta2, .. } => {
+                let direction = w.lion([beta1, beta2])?;
+                w.shrink()?;
+                w.step(input::LEARNING_RATE, direction)
+            }
+            Optimizer::Adafactor { epsilon1, epsilon2, clip_threshold, .. } => {
+                let direction = w.adafactor([epsilon1, epsilon2], clip_threshold)?;
+                w.shrink()?;
+                w.step(input::RELATIVE_STEP, direction)
+            }
+            Optimizer::RmsProp { alpha, epsilon, momentum, centered, weight_decay } => {
+                w.decay_gradient(weight_decay)?;
+                let direction = w.rmsprop(alpha, epsilon, momentum, centered)?;
+                w.step(input::LEARNING_RATE, direction)
+            }
+            Optimizer::Adagrad { initial_accumulator, epsilon, weight_decay, .. } => {
+                w.decay_gradient(weight_decay)?;
+                let direction = w.adagrad(initial_accumulator, epsilon)?;
+                w.step(input::LEARNING_RATE, direction)
+            }
+        }
+    }
+
     fn check_attributes(&self) -> Result<(), OptimizerError> {
-        const NOT_NEGATIVE: &str = "a number of at least 0";
-        const FRACTION: &str = "a number from 0 up to 1";
-        let not_negative = |value: f64| value >= 0.0 && value.is_finite();
-        let fraction = |value: f64| (0.0..1.0).contains(&value);
+        use Range::{Any, AtLeastOne, Fraction, NotNegative, NotPositive};
         let attributes = match *self {
-            Optimizer::Sgd { momentum, dampening, weight_decay, .. } => vec![
-                ("momentum", momentum, not_negative(momentum), NOT_NEGATIVE),
-                ("dampening", dampening, dampening.is_finite(), "a finite number"),
-                ("weight_decay", weight_decay, not_negative(weight_decay), NOT_NEGATIVE),
+            Optimizer::Sgd { momentum, dampening, .. } => {
+                vec![("momentum", momentum, NotNegative), ("dampening", dampening, Any)]
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, .. } | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
+                vec![("beta1", beta1, Fraction), ("beta2", beta2, Fraction), ("epsilon", epsilon, NotNegative)]
+            }
+            Optimizer::Lion { beta1, beta2, .. } => vec![("beta1", beta1, Fraction), ("beta2", beta2, Fraction)],
+            Optimizer::Adafactor { beta2_decay, epsilon1, epsilon2, clip_threshold, .. } => vec![
+                ("beta2_decay", beta2_decay, NotPositive),
+                ("epsilon1", epsilon1, NotNegative),
+                ("epsilon2", epsilon2, NotNegative),
+                ("clip_threshold", clip_threshold, AtLeastOne),
             ],
-            Optimizer::Adam { beta1, beta2, epsilon, weight_decay }
-            | Optimizer::AdamW { beta1, beta2, epsilon, weight_decay } => vec![
-                ("beta1", beta1, fraction(beta1), FRACTION),
-                ("beta2", beta2, fraction(beta2), FRACTION),
-                ("epsilon", epsilon, not_negative(epsilon), NOT_NEGATIVE),
-                ("weight_decay", weight_decay, not_negative(weight_decay), NOT_NEGATIVE),
+            Optimizer::RmsProp { alpha, epsilon, momentum, .. } => {
+                vec![("alpha", alpha, Fraction), ("epsilon", epsilon, NotNegative), ("momentum", momentum, NotNegative)]
+            }
+            Optimizer::Adagrad { learning_rate_decay, initial_accumulator, epsilon, .. } => vec![
+                ("learning_rate_decay", learning_rate_decay, NotNegative),
+                ("initial_accumulator", initial_accumulator, NotNegative),
+                ("epsilon", epsilon, NotNegative),
             ],
         };
-        if let Some((attribute, value, _, expected)) = attributes.into_iter().find(|(_, _, fits, _)| !fits) {
-            return Err(OptimizerError::Attribute { optimizer: self.name(), attribute, value, expected });
+        let shared = ("weight_decay", self.weight_decay(), NotNegative);
+        for (attribute, value, range) in attributes.into_iter().chain([shared]) {
+            range.check(self.name(), attribute, value)?;
         }
         match *self {
             Optimizer::Sgd { momentum, dampening, nesterov: true, .. } if momentum == 0.0 || dampening != 0.0 => {
                 Err(OptimizerError::Nesterov)
             }
             _ => Ok(()),
+        }
+    }
+}
+
+/// The numbers that an attribute may be.
+#[derive(Clone, Copy, Debug)]
+enum Range {
+    Any,
+    NotNegative,
+    NotPositive,
+    AtLeastOne,
+    Fraction,
+}
+
+impl Range {
+    fn check(self, optimizer: &'static str, attribute: &'static str, value: f64) -> Result<(), OptimizerError> {
+        let (fits, expected) = match self {
+            Range::Any => (true, "a finite number"),
+            Range::NotNegative => (value >= 0.0, "a number of at least 0"),
+            Range::NotPositive => (value <= 0.0, "a number of at most 0"),
+            Range::AtLeastOne => (value >= 1.0, "a number of at least 1"),
+            Range::Fraction => ((0.0..1.0).contains(&value), "a number from 0 up to 1"),
+        };
+        match fits && value.is_finite() {
+            true => Ok(()),
+            false => Err(OptimizerError::Attribute { optimizer, attribute, value, expected }),
         }
     }
 }
@@ -187,361 +340,10 @@ fn info(g: &Graph, parameter: ParameterId) -> Result<&ParameterInfo, OptimizerEr
     g.parameters().get(parameter.0 as usize).ok_or(OptimizerError::UnknownParameter(parameter.0))
 }
 
-/// The scalar input of that name, declared at first use.
+/// The scalar f32 input of that name, declared at first use.
 fn scalar(g: &mut Graph, name: &str) -> Result<NodeId, GraphError> {
     match g.inputs().iter().position(|i| i.name == name) {
-        Some(index) => g.push(Op::Input(InputId(index as u32)), &[]),
+        Some(index) => g.push(meganeura_ir::Op::Input(meganeura_ir::InputId(index as u32)), &[]),
         None => g.input(name, TensorType::scalar(DType::F32)),
-    }
-}
-
-/// State of the parameter's type, zero before the first step.
-fn state(g: &mut Graph, quantity: &str, parameter: ParameterId) -> Result<(ParameterId, NodeId), OptimizerError> {
-    let info = info(g, parameter)?;
-    let state = ParameterInfo {
-        name: format!("optimizer/{quantity}/{}", info.name),
-        ty: info.ty.clone(),
-        stored: info.ty.dtype,
-        role: ParameterRole::Optimizer,
-    };
-    let node = g.parameter(state)?;
-    Ok((ParameterId(g.parameters().len() as u32 - 1), node))
-}
-
-fn weight(g: &mut Graph, parameter: ParameterId) -> Result<NodeId, GraphError> {
-    g.push(Op::Parameter(parameter), &[])
-}
-
-/// `gradient + weight_decay * p`
-fn decayed(g: &mut Graph, parameter: ParameterId, gradient: NodeId, weight_decay: f64) -> Result<NodeId, GraphError> {
-    if weight_decay == 0.0 {
-        return Ok(gradient);
-    }
-    let p = weight(g, parameter)?;
-    formula(g, |f| {
-        let [p, gradient] = f.terms([p, gradient]);
-        gradient + weight_decay * p
-    })
-}
-
-/// `buffer = momentum * buffer + (1 - dampening) * gradient` (at the first step the gradient itself), and with Nesterov
-/// `gradient + momentum * buffer`.
-fn momentum_direction(
-    g: &mut Graph,
-    parameter: ParameterId,
-    gradient: NodeId,
-    momentum: f64,
-    dampening: f64,
-    nesterov: bool,
-) -> Result<NodeId, OptimizerError> {
-    let (buffer_id, buffer) = state(g, "momentum_buffer", parameter)?;
-    let gradient_weight = match dampening {
-        0.0 => None,
-        _ => Some(scalar(g, input::GRADIENT_WEIGHT)?),
-    };
-    let buffer = formula(g, |f| {
-        let [buffer, gradient] = f.terms([buffer, gradient]);
-        let added = match gradient_weight {
-            Some(weight) => f.terms([weight])[0].splat_like(gradient) * gradient,
-            None => gradient,
-        };
-        momentum * buffer + added
-    })?;
-    g.update(buffer_id, buffer)?;
-    if !nesterov {
-        return Ok(buffer);
-    }
-    Ok(formula(g, |f| {
-        let [buffer, gradient] = f.terms([buffer, gradient]);
-        gradient + momentum * buffer
-    })?)
-}
-
-/// `m / (sqrt(v) / sqrt(1 - beta2^step) + epsilon)` with the moving averages `m` of the gradient and `v` of its square.
-fn adam_direction(
-    g: &mut Graph,
-    parameter: ParameterId,
-    gradient: NodeId,
-    [beta1, beta2]: [f64; 2],
-    epsilon: f64,
-) -> Result<NodeId, OptimizerError> {
-    let (m_id, m) = state(g, "exp_avg", parameter)?;
-    let (v_id, v) = state(g, "exp_avg_sq", parameter)?;
-    let m = formula(g, |f| {
-        let [m, gradient] = f.terms([m, gradient]);
-        m + (1.0 - beta1) * (gradient - m)
-    })?;
-    let v = formula(g, |f| {
-        let [v, gradient] = f.terms([v, gradient]);
-        beta2 * v + (1.0 - beta2) * gradient * gradient
-    })?;
-    g.update(m_id, m)?;
-    g.update(v_id, v)?;
-    let correction = scalar(g, input::BIAS_CORRECTION)?;
-    Ok(formula(g, |f| {
-        let [m, v, correction] = f.terms([m, v, correction]);
-        m / (v.unary(UnaryOp::Sqrt) / correction.splat_like(v) + epsilon)
-    })?)
-}
-
-/// `p = shrink * p - size * direction`
-fn step(
-    g: &mut Graph,
-    parameter: ParameterId,
-    shrink: Option<NodeId>,
-    size: NodeId,
-    direction: NodeId,
-) -> Result<(), OptimizerError> {
-    let p = weight(g, parameter)?;
-    let next = formula(g, |f| {
-        let [p, size, direction] = f.terms([p, size, direction]);
-        let kept = match shrink {
-            Some(shrink) => p * f.terms([shrink])[0].splat_like(p),
-            None => p,
-        };
-        kept - size.splat_like(direction) * direction
-    })?;
-    Ok(g.update(parameter, next)?)
-}
-
-/// Gradients after [`clip_by_global_norm`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clipped {
-    /// In the order and the types of the gradients given.
-    pub gradients: Vec<NodeId>,
-    /// The norm before clipping, a scalar f32 (f64 where every gradient is).
-    pub norm: NodeId,
-}
-
-/// `torch.nn.utils.clip_grad_norm_`: scales all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm of
-/// all of them together.
-///
-/// # Errors
-/// `max_norm` is negative or not finite, or a gradient is not a float.
-pub fn clip_by_global_norm(g: &mut Graph, gradients: &[NodeId], max_norm: f64) -> Result<Clipped, OptimizerError> {
-    if !(max_norm >= 0.0 && max_norm.is_finite()) {
-        let expected = "a number of at least 0";
-        return Err(OptimizerError::Attribute { optimizer: "clipping", attribute: "max_norm", value: max_norm, expected });
-    }
-    let wide = !gradients.is_empty() && gradients.iter().all(|&d| g.ty(d).dtype == DType::F64);
-    let dtype = if wide { DType::F64 } else { DType::F32 };
-    let mut total = g.splat(&TensorType::scalar(dtype), 0.0)?;
-    for &gradient in gradients {
-        total = formula(g, |f| {
-            let [total, gradient] = f.terms([total, gradient]);
-            let gradient = gradient.cast(dtype);
-            total + (gradient * gradient).sum()
-        })?;
-    }
-    let norm = g.unary(UnaryOp::Sqrt, total)?;
-    let scale = formula(g, |f| {
-        let [norm] = f.terms([norm]);
-        (max_norm / (norm + 1e-6)).binary(BinaryOp::Min, 1.0)
-    })?;
-    let clip = |&gradient: &NodeId| {
-        formula(g, |f| {
-            let [gradient, scale] = f.terms([gradient, scale]);
-            gradient * scale.splat_like(gradient)
-        })
-    };
-    Ok(Clipped { gradients: gradients.iter().map(clip).collect::<Result<_, _>>()?, norm })
-}
-
-#[cfg(test)]
-mod tests {
-    use meganeura_ir::Tensor;
-    use meganeura_ir::interpreter::{Environment, Value, interpret};
-
-    use super::*;
-    use crate::testing::{assert_close, evaluate, reals};
-
-    const STEPS: u64 = 20;
-    const WEIGHTS: [f64; 3] = [0.7, -1.3, 0.0];
-
-    /// A gradient that changes from step to step and with the weight.
-    fn gradient(step: u64, index: usize, weight: f64) -> f64 {
-        (step as f64 * 0.7 + index as f64).sin() + 0.5 * weight
-    }
-
-    /// A learning rate that changes from step to step.
-    fn learning_rate(step: u64) -> f64 {
-        0.05 / step as f64
-    }
-
-    /// The weights after [`STEPS`] steps of the graph that `optimizer` builds.
-    fn train(optimizer: Optimizer) -> Vec<f64> {
-        let ty = TensorType::new(DType::F64, [WEIGHTS.len()]);
-        let mut g = Graph::new();
-        let slope = g.input("gradient", ty.clone()).unwrap();
-        let w = ParameterInfo { name: "w".into(), ty: ty.clone(), stored: DType::F64, role: ParameterRole::Weight };
-        g.parameter(w).unwrap();
-        optimizer.apply(&mut g, &[(ParameterId(0), slope)]).unwrap();
-        let g = g.verify().unwrap();
-        let mut parameters: Vec<Value<f64>> =
-            g.parameters().iter().map(|p| Value::from_tensor(&Tensor::zeros(p.ty.clone()))).collect();
-        parameters[0] = Value::Float(WEIGHTS.to_vec());
-        for step in 1..=STEPS {
-            let weights = parameters[0].to_f64_vec();
-            let slopes = weights.iter().enumerate().map(|(i, &w)| gradient(step, i, w)).collect();
-            let mut inputs = vec![Value::Float(slopes)];
-            let scalars = optimizer.step_inputs(step, learning_rate(step));
-            assert_eq!(scalars.len() + 1, g.inputs().len());
-            for info in &g.inputs()[1..] {
-                let (_, value) = scalars.iter().find(|(name, _)| *name == info.name).unwrap();
-                inputs.push(Value::Float(vec![(*value).into()]));
-            }
-            let evaluation = interpret(&g, &Environment { inputs, parameters: parameters.clone() }).unwrap();
-            let updates: Vec<_> = evaluation.updates().into_iter().map(|(id, value)| (id, value.clone())).collect();
-            for (ParameterId(id), value) in updates {
-                parameters[id as usize] = value;
-            }
-        }
-        parameters[0].to_f64_vec()
-    }
-
-    /// `torch.optim.SGD`'s documented algorithm for one weight.
-    fn reference_sgd(index: usize, momentum: f64, dampening: f64, nesterov: bool, weight_decay: f64) -> f64 {
-        let mut weight = WEIGHTS[index];
-        let mut buffer = None;
-        for t in 1..=STEPS {
-            let mut g = gradient(t, index, weight) + weight_decay * weight;
-            if momentum != 0.0 {
-                let b = match buffer {
-                    Some(b) => momentum * b + (1.0 - dampening) * g,
-                    None => g,
-                };
-                buffer = Some(b);
-                g = if nesterov { g + momentum * b } else { b };
-            }
-            weight -= learning_rate(t) * g;
-        }
-        weight
-    }
-
-    /// `torch.optim.Adam`'s and `AdamW`'s documented algorithms for one weight.
-    fn reference_adam(index: usize, decoupled: bool, [b1, b2, epsilon, weight_decay]: [f64; 4]) -> f64 {
-        let mut weight = WEIGHTS[index];
-        let (mut m, mut v) = (0.0, 0.0);
-        for t in 1..=STEPS {
-            let mut g = gradient(t, index, weight);
-            if decoupled {
-                weight -= learning_rate(t) * weight_decay * weight;
-            } else {
-                g += weight_decay * weight;
-            }
-            m = b1 * m + (1.0 - b1) * g;
-            v = b2 * v + (1.0 - b2) * g * g;
-            let m_hat = m / (1.0 - b1.powi(t as i32));
-            let v_hat: f64 = v / (1.0 - b2.powi(t as i32));
-            weight -= learning_rate(t) * m_hat / (v_hat.sqrt() + epsilon);
-        }
-        weight
-    }
-
-    fn each(reference: impl Fn(usize) -> f64) -> Vec<f64> {
-        (0..WEIGHTS.len()).map(reference).collect()
-    }
-
-    #[test]
-    fn sgd_follows_pytorch() {
-        for (momentum, dampening, nesterov, weight_decay) in [
-            (0.0, 0.0, false, 0.0),
-            (0.0, 0.0, false, 0.1),
-            (0.9, 0.0, false, 0.0),
-            (0.9, 0.3, false, 0.1),
-            (0.8, 0.0, true, 0.1),
-        ] {
-            let found = train(Optimizer::Sgd { momentum, dampening, nesterov, weight_decay });
-            let expected = each(|i| reference_sgd(i, momentum, dampening, nesterov, weight_decay));
-            // The scalars of a step are f32.
-            assert_close(&format!("momentum {momentum}"), &found, &expected, 1e-6);
-        }
-    }
-
-    #[test]
-    fn adam_and_adamw_follow_pytorch() {
-        for attributes in [[0.9, 0.999, 1e-8, 0.0], [0.8, 0.95, 1e-3, 0.3]] {
-            let [beta1, beta2, epsilon, weight_decay] = attributes;
-            let adam = train(Optimizer::Adam { beta1, beta2, epsilon, weight_decay });
-            assert_close("adam", &adam, &each(|i| reference_adam(i, false, attributes)), 1e-6);
-            let adamw = train(Optimizer::AdamW { beta1, beta2, epsilon, weight_decay });
-            assert_close("adamw", &adamw, &each(|i| reference_adam(i, true, attributes)), 1e-6);
-        }
-    }
-
-    /// Weights that PyTorch 2.9 reaches, in double precision.
-    #[test]
-    fn weights_after_twenty_steps_are_those_of_pytorch() {
-        let [beta1, beta2, epsilon, weight_decay] = [0.8, 0.95, 1e-3, 0.3];
-        for (optimizer, expected) in [
-            (
-                Optimizer::Sgd { momentum: 0.9, dampening: 0.3, nesterov: false, weight_decay: 0.1 },
-                [0.38897656550790105, -1.031108769310272, 0.02091005861313893],
-            ),
-            (
-                Optimizer::Sgd { momentum: 0.8, dampening: 0.0, nesterov: true, weight_decay: 0.1 },
-                [0.357454866969232, -0.9986906413422785, 0.02893329256315197],
-            ),
-            (
-                Optimizer::Adam { beta1, beta2, epsilon, weight_decay },
-                [0.5584320057679069, -1.1405345416446384, -0.019017764797474166],
-            ),
-            (
-                Optimizer::AdamW { beta1, beta2, epsilon, weight_decay },
-                [0.5372833669997502, -1.2264228830075694, -0.01918322845394422],
-            ),
-        ] {
-            assert_close(optimizer.name(), &train(optimizer), &expected, 1e-6);
-        }
-    }
-
-    #[test]
-    fn state_is_named_after_its_weight() {
-        let ty = TensorType::new(DType::F32, [2]);
-        let mut g = Graph::new();
-        let slope = g.input("gradient", ty.clone()).unwrap();
-        for name in ["a", "b"] {
-            let role = ParameterRole::Weight;
-            g.parameter(ParameterInfo { name: name.into(), ty: ty.clone(), stored: DType::F16, role }).unwrap();
-        }
-        let optimizer = Optimizer::from_name("adam").unwrap();
-        optimizer.apply(&mut g, &[(ParameterId(0), slope), (ParameterId(1), slope)]).unwrap();
-        let state: Vec<&ParameterInfo> = g.parameters().iter().filter(|p| p.role == ParameterRole::Optimizer).collect();
-        let names: Vec<&str> = state.iter().map(|p| p.name.as_str()).collect();
-        assert_eq!(names, ["optimizer/exp_avg/a", "optimizer/exp_avg_sq/a", "optimizer/exp_avg/b", "optimizer/exp_avg_sq/b"]);
-        assert!(state.iter().all(|p| p.ty == ty && p.stored == DType::F32));
-        assert_eq!((g.updates().len(), g.inputs().len()), (6, 3));
-    }
-
-    #[test]
-    fn clipping_scales_by_the_norm_of_all_gradients() {
-        let mut g = Graph::new();
-        let a = g.input("a", TensorType::new(DType::F64, [2])).unwrap();
-        let b = g.input("b", TensorType::new(DType::F64, [1, 1])).unwrap();
-        let tensors = [reals([2], &[1.0, 2.0]), reals([1, 1], &[-2.0])];
-        for (max_norm, coefficient) in [(1.0, 1.0 / (3.0 + 1e-6)), (6.0, 1.0), (0.0, 0.0)] {
-            let clipped = clip_by_global_norm(&mut g, &[a, b], max_norm).unwrap();
-            let nodes = [clipped.gradients[0], clipped.gradients[1], clipped.norm];
-            let values = evaluate(&g, &tensors, &nodes).concat();
-            assert_close("clip", &values, &[coefficient, 2.0 * coefficient, -2.0 * coefficient, 3.0], 1e-14);
-        }
-        assert!(clip_by_global_norm(&mut g, &[a], f64::NAN).is_err());
-    }
-
-    #[test]
-    fn wrong_attributes_and_types_are_errors() {
-        let mut g = Graph::new();
-        let slope = g.input("gradient", TensorType::new(DType::F32, [2])).unwrap();
-        let ty = TensorType::new(DType::F32, [3]);
-        g.parameter(ParameterInfo { name: "w".into(), ty, stored: DType::F32, role: ParameterRole::Weight }).unwrap();
-        let sgd = |momentum, dampening, nesterov| Optimizer::Sgd { momentum, dampening, nesterov, weight_decay: 0.0 };
-        let mut apply = |optimizer: Optimizer, parameter| optimizer.apply(&mut g, &[(ParameterId(parameter), slope)]);
-        assert_eq!(apply(sgd(0.9, 0.1, true), 0), Err(OptimizerError::Nesterov));
-        assert!(matches!(apply(sgd(-1.0, 0.0, false), 0), Err(OptimizerError::Attribute { .. })));
-        assert!(matches!(apply(sgd(0.0, 0.0, false), 0), Err(OptimizerError::GradientType { .. })));
-        assert_eq!(apply(sgd(0.0, 0.0, false), 7), Err(OptimizerError::UnknownParameter(7)));
-        let beta = Optimizer::Adam { beta1: 1.0, beta2: 0.9, epsilon: 1e-8, weight_decay: 0.0 };
-        assert!(matches!(apply(beta, 0), Err(OptimizerError::Attribute { attribute: "beta1", .. })));
-        assert!(Optimizer::from_name("lbfgs").unwrap_err().to_string().contains("sgd, adam, adamw"));
     }
 }

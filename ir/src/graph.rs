@@ -191,6 +191,11 @@ impl Graph {
         self.outputs.clear();
     }
 
+    /// Makes a run change no parameter.
+    pub fn clear_updates(&mut self) {
+        self.updates.clear();
+    }
+
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blade_graphics::{BufferPiece, CommandEncoder};
-use meganeura_codegen::program::{Binding, Program, Space};
+use meganeura_codegen::program::{Binding, ParameterBinding, Program, Space};
 use meganeura_ir::{ParameterId, Tensor, TensorType};
 
 use crate::device::{Device, DeviceError};
@@ -136,6 +136,28 @@ impl Session {
         store: &Arc<ParameterStore>,
         options: SessionOptions,
     ) -> Result<Self, SessionError> {
+        Self::build(device, program, store, options, None)
+    }
+
+    /// A session of another program over the same parameters and the same optimiser state, which must have this program's layout.
+    pub fn beside(&self, program: Arc<Program>) -> Result<Self, SessionError> {
+        let state = |program: &Program| -> Vec<ParameterBinding> {
+            let own = program.parameters.iter().filter(|p| p.region.is_some_and(|r| r.space == Space::Optimizer));
+            own.map(|p| ParameterBinding { updated: false, ..p.clone() }).collect()
+        };
+        if program.memory.optimizer != self.program.memory.optimizer || state(&program) != state(&self.program) {
+            return Err(SessionError::Store("its optimiser state is another".into()));
+        }
+        Self::build(&self.device, program, &self.spaces.store, self.options, Some(&self.spaces))
+    }
+
+    fn build(
+        device: &Arc<Device>,
+        program: Arc<Program>,
+        store: &Arc<ParameterStore>,
+        options: SessionOptions,
+        state: Option<&Spaces>,
+    ) -> Result<Self, SessionError> {
         if !Arc::ptr_eq(device, store.device()) {
             return Err(SessionError::Store("it is on another device".into()));
         }
@@ -148,10 +170,12 @@ impl Session {
             return Err(DeviceError::MemoryExceeded { label: "the program".into(), bytes, limit }.into());
         }
         let pipelines = pipeline::create(device, &program.kernels)?;
-        let spaces = Spaces::new(device, &program, store)?;
+        let spaces = Spaces::new(device, &program, store, state)?;
         {
             let mut transfer = store.transfer();
-            transfer.zero(spaces.arena(Space::Optimizer))?;
+            if state.is_none() {
+                transfer.zero(spaces.arena(Space::Optimizer))?;
+            }
             let constants = program.constants.iter().map(|c| (spaces.piece(&c.region), Source::Words(&c.words)));
             transfer.upload(&constants.collect::<Vec<_>>())?;
         }

@@ -12,20 +12,29 @@ use crate::encoder::Encoder;
 use crate::parameters::ParameterStore;
 use crate::pipeline::{Bindings, Pipeline};
 
-/// The memory of a program: parameters are shared, the other spaces are its own.
+/// The memory of a program: parameters are shared, optimiser state may be, the other spaces are its own.
 pub(crate) struct Spaces {
     pub(crate) store: Arc<ParameterStore>,
     /// In the order of [`Space::ALL`], without buffers for the parameters.
-    own: Vec<Arena>,
+    own: Vec<Arc<Arena>>,
 }
 
 impl Spaces {
-    /// Allocates all spaces but the parameters; contents undefined.
-    pub(crate) fn new(device: &Arc<Device>, program: &Program, store: &Arc<ParameterStore>) -> Result<Self, DeviceError> {
+    /// Allocates all spaces but the parameters, and the optimiser state unless that of another program is given; contents undefined.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        program: &Program,
+        store: &Arc<ParameterStore>,
+        state: Option<&Spaces>,
+    ) -> Result<Self, DeviceError> {
         const LABELS: [&str; 6] = ["parameters", "optimiser state", "inputs", "outputs", "constants", "intermediate results"];
         let own = Space::ALL.into_iter().zip(LABELS).map(|(space, label)| {
-            let sizes = if space == Space::Parameters { &[] } else { program.memory.space(space) };
-            Arena::new(device, label, sizes)
+            let sizes = match (space, state) {
+                (Space::Optimizer, Some(shared)) => return Ok(shared.own[space as usize].clone()),
+                (Space::Parameters, _) => &[],
+                _ => program.memory.space(space),
+            };
+            Arena::new(device, label, sizes).map(Arc::new)
         });
         Ok(Spaces { store: store.clone(), own: own.collect::<Result<_, _>>()? })
     }

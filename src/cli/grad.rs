@@ -47,7 +47,7 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
     check_writable(&args.out)?;
     let model = args.model.open_to_train()?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
-    let objective = args.objective.objective();
+    let objective = args.objective.objective()?;
     let wrt = match args.wrt {
         Wrt::Parameters => WithRespectTo::Parameters,
         Wrt::Inputs => WithRespectTo::Inputs,

@@ -8,6 +8,7 @@ mod grad;
 mod import;
 mod inspect;
 mod objective;
+mod optimizer;
 mod phase;
 mod progress;
 mod run;

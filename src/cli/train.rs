@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Instant;
 
 use clap::Args;
@@ -11,12 +10,13 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Optimizer, Pattern, Phase, StepReport,
-    TrainOptions, Trainer,
+    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Pattern, Phase, StepReport, TrainOptions,
+    TrainedGroup, Trainer,
 };
 use serde_json::json;
 
 use super::objective::ObjectiveArgs;
+use super::optimizer::OptimizerArgs;
 use super::phase::PhaseArgs;
 use super::progress::Progress;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
@@ -45,12 +45,17 @@ pub struct TrainArgs {
     phase: PhaseArgs,
     #[command(flatten)]
     length: LengthArgs,
-    /// Samples per step [default: what the model fixes, else 32]
+    /// Samples per batch [default: what the model fixes, else 32]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
+    /// Batches per step, which follows the mean of their gradients
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
+    accumulate: usize,
     #[command(flatten)]
     optimizer: OptimizerArgs,
-    /// The learning rate after the warm-up: constant, cosine or linear
+    /// The learning rate after the warm-up, with settings after a colon: constant, linear:end=0, cosine:min=1e-5,
+    /// step:every=100,gamma=0.1, multi-step:at=100/200,gamma=0.1, exponential:gamma=0.99, polynomial:power=2 or
+    /// one-cycle:rise=0.3,div=25,final-div=1e4; counted in steps, of which steps=N limits linear, cosine and polynomial
     #[arg(long, default_value = "constant")]
     schedule: Decay,
     /// Steps over which the learning rate rises
@@ -75,7 +80,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
     /// Checkpoints to keep
-    #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint", value_parser = parse_keep)]
+    #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint", value_parser = parse_count)]
     keep: usize,
     /// Go on from the newest checkpoint in this folder
     #[arg(long, value_name = "DIR")]
@@ -107,77 +112,13 @@ struct LengthArgs {
     steps: Option<u64>,
 }
 
-#[derive(Debug, Args)]
-struct OptimizerArgs {
-    /// sgd, adam or adamw
-    #[arg(long, default_value = "adamw", value_parser = parse_optimizer)]
-    optimizer: Optimizer,
-    /// The learning rate
-    #[arg(long, default_value_t = 1e-3, value_name = "X", value_parser = parse_rate)]
-    lr: f64,
-    /// Momentum, of sgd [default: 0]
-    #[arg(long, value_name = "X")]
-    momentum: Option<f64>,
-    /// Decay rates of the moments, of adam and adamw [default: 0.9,0.999]
-    #[arg(long, value_name = "A,B", value_parser = parse_betas)]
-    betas: Option<(f64, f64)>,
-    /// Weight decay [default: 0.01 for adamw, else 0]
-    #[arg(long, value_name = "X")]
-    weight_decay: Option<f64>,
-}
-
-fn parse_optimizer(name: &str) -> Result<Optimizer, String> {
-    Optimizer::from_name(name).map_err(|e| e.to_string())
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match f64::from_str(text) {
-        Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok(rate),
-        _ => Err("a number of at least 0 is needed".to_string()),
-    }
-}
-
-fn parse_keep(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|keep| *keep > 0).ok_or_else(|| "a number of at least 1 is needed".to_string())
-}
-
-fn parse_betas(text: &str) -> Result<(f64, f64), String> {
-    let (a, b) = text.split_once(',').ok_or("write A,B, for instance 0.9,0.999")?;
-    let beta = |text: &str| match f64::from_str(text.trim()) {
-        Ok(beta) if (0.0..1.0).contains(&beta) => Ok(beta),
-        _ => Err(format!("{text:?} is not a number from 0 to below 1")),
-    };
-    Ok((beta(a)?, beta(b)?))
-}
-
-impl OptimizerArgs {
-    fn build(&self) -> Result<Optimizer, Failure> {
-        let mut optimizer = self.optimizer;
-        let name = optimizer.name();
-        let unused = |flag: &str| Failure::input(format!("--{flag} means nothing to the optimizer {name}"));
-        match &mut optimizer {
-            Optimizer::Sgd { momentum, weight_decay, .. } => {
-                if self.betas.is_some() {
-                    return Err(unused("betas"));
-                }
-                *momentum = self.momentum.unwrap_or(*momentum);
-                *weight_decay = self.weight_decay.unwrap_or(*weight_decay);
-            }
-            Optimizer::Adam { beta1, beta2, weight_decay, .. } | Optimizer::AdamW { beta1, beta2, weight_decay, .. } => {
-                if self.momentum.is_some() {
-                    return Err(unused("momentum"));
-                }
-                (*beta1, *beta2) = self.betas.unwrap_or((*beta1, *beta2));
-                *weight_decay = self.weight_decay.unwrap_or(*weight_decay);
-            }
-        }
-        Ok(optimizer)
-    }
+fn parse_count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a number of at least 1 is needed".to_string())
 }
 
 impl TrainArgs {
     fn options(&self, model: &Model, seed: u64) -> Result<TrainOptions, Failure> {
-        let objective = self.objective.objective();
+        let objective = self.objective.objective()?;
         let length = match (self.length.epochs, self.length.steps) {
             (_, Some(steps)) => Length::Steps(steps),
             (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
@@ -185,10 +126,14 @@ impl TrainArgs {
         Ok(TrainOptions {
             optimizer: self.optimizer.build()?,
             learning_rate: self.optimizer.lr,
-            decay: self.schedule,
+            groups: self.optimizer.group.clone(),
+            no_decay_norms: self.optimizer.no_decay_norms,
+            ema: self.optimizer.ema,
+            decay: self.schedule.clone(),
             warmup: self.warmup,
             clip: self.clip,
             batch: self.batch,
+            accumulate: self.accumulate,
             length,
             train: self.train.clone(),
             freeze: self.freeze.clone(),
@@ -249,6 +194,12 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer.batch(),
         preparing.elapsed().as_secs_f64()
     );
+    for group in trainer.groups().iter().filter(|_| trainer.groups().len() > 1) {
+        let TrainedGroup { optimizer, learning_rate, weights } = group;
+        let (first, more) = (weights.first().map_or("", |name| name), weights.len().saturating_sub(1));
+        let decay = optimizer.weight_decay();
+        eprintln!("group of {first:?} and {more} more: learning rate {learning_rate}, weight decay {decay}");
+    }
     let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
     let start = Event::Start {
         samples: trainer.samples(),
@@ -335,7 +286,7 @@ impl Run {
     fn evaluate(&mut self) -> Result<(), Failure> {
         let Some(evaluator) = &mut self.evaluator else { return Ok(()) };
         let step = self.trainer.step();
-        let evaluation = evaluator.run()?;
+        let evaluation = self.trainer.evaluate(evaluator)?;
         self.record.evaluation(step, evaluation)
     }
 
@@ -414,29 +365,8 @@ fn describe(evaluation: &Evaluation) -> String {
 mod tests {
     use super::*;
 
-    fn optimizer(name: &str, momentum: Option<f64>, betas: Option<(f64, f64)>) -> Result<Optimizer, Failure> {
-        let optimizer = parse_optimizer(name).unwrap();
-        OptimizerArgs { optimizer, lr: 0.1, momentum, betas, weight_decay: Some(0.5) }.build()
-    }
-
-    #[test]
-    fn flags_reach_the_optimizer_that_they_belong_to() {
-        let sgd = optimizer("sgd", Some(0.9), None).unwrap();
-        assert!(matches!(sgd, Optimizer::Sgd { momentum: 0.9, weight_decay: 0.5, .. }));
-        let adam = optimizer("adam", None, Some((0.8, 0.9))).unwrap();
-        assert!(matches!(adam, Optimizer::Adam { beta1: 0.8, beta2: 0.9, weight_decay: 0.5, .. }));
-    }
-
-    #[test]
-    fn flags_of_another_optimizer_are_refused() {
-        assert!(optimizer("adamw", Some(0.9), None).unwrap_err().message.contains("--momentum"));
-        assert!(optimizer("sgd", None, Some((0.9, 0.9))).unwrap_err().message.contains("--betas"));
-    }
-
     #[test]
     fn numbers_out_of_range_are_refused() {
-        assert!(parse_rate("-1").is_err() && parse_rate("nan").is_err() && parse_rate("1e-3") == Ok(1e-3));
-        assert!(parse_betas("0.9").is_err() && parse_betas("0.9,1").is_err() && parse_betas("0.9, 0.95") == Ok((0.9, 0.95)));
-        assert!(parse_keep("0").is_err() && parse_keep("2") == Ok(2));
+        assert!(parse_count("0").is_err() && parse_count("2") == Ok(2));
     }
 }

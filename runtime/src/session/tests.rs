@@ -483,3 +483,32 @@ fn steps_allocate_nothing_after_the_second() {
         assert!(!settled || ALLOCATIONS.get() == 0, "step {step} created {}", ALLOCATIONS.get());
     }
 }
+
+/// `s += x` in the optimiser's state, then `y = s`.
+fn stateful(n: usize) -> Program {
+    let mut a = Assembler::new();
+    let s = a.parameter(Space::Optimizer, "s", f32s(n));
+    let (x, y) = (a.input("x", f32s(n)), a.output("y", f32s(n)));
+    let add = map(&mut a, &[Read, ReadWrite], &["f32"; 2], n, "b1[i] + b0[i]");
+    let copy = map(&mut a, &[Read, ReadWrite], &["f32"; 2], n, "b0[i]");
+    a.dispatch(add, &[x, s], groups(n), false);
+    a.dispatch(copy, &[s, y], groups(n), true);
+    a.finish()
+}
+
+#[test]
+fn sessions_beside_each_other_share_the_state_of_the_optimiser() {
+    let n = 5;
+    let mut first = session(stateful(n));
+    let mut second = first.beside(Arc::new(stateful(n))).unwrap();
+    let mut apart = Session::new(device(), Arc::new(stateful(n)), first.store()).unwrap();
+    let one = ramp(n, 1.0);
+    let run = |session: &mut Session| session.run(&[("x", &one)]).unwrap().remove(0);
+    let times = |count: f64| one.to_f64_vec().iter().map(|v| v * count).collect::<Vec<_>>();
+    assert_eq!(run(&mut first).to_f64_vec(), times(1.0));
+    assert_eq!(run(&mut second).to_f64_vec(), times(2.0));
+    drop(first);
+    assert_eq!(run(&mut second).to_f64_vec(), times(3.0));
+    assert_eq!(run(&mut apart).to_f64_vec(), times(1.0));
+    assert!(matches!(second.beside(Arc::new(stateful(n + 1))), Err(SessionError::Store(_))));
+}
