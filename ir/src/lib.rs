@@ -10,7 +10,9 @@ mod dtype;
 mod graph;
 pub mod interpreter;
 mod op;
+mod samples;
 mod shape;
+mod split;
 mod tensor;
 pub mod testing;
 pub mod text;
@@ -26,6 +28,8 @@ pub use op::{
     ArgOp, BinaryOp, CompareOp, ConvDims, DotDims, InputId, Op, PadDim, ParameterId, Real, ReduceOp, ScatterOp, SliceDim,
     UnaryOp, WindowDims,
 };
+pub use samples::{SampleAxis, SampleDependence, sample_dependence};
 pub use shape::{MAX_RANK, Shape, TensorType};
+pub use split::{Cut, Split};
 pub use tensor::{RangeError, Tensor, TensorSizeError};
 pub use typing::{MAX_ELEMENTS, TypeError, gathered_shape, infer};
