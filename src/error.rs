@@ -46,6 +46,8 @@ pub enum Error {
     Remainder { samples: usize, batch: usize, prediction: TensorType },
     #[error("the loss is {loss} at step {step}: a smaller learning rate or --clip may help")]
     NonFiniteLoss { step: u64, loss: f64 },
+    #[error("cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it")]
+    Cache(std::io::Error),
     #[error("the model has no parameter {0:?}")]
     UnknownParameter(String),
     #[error("weight {name:?} is {found}, the model has {expected}")]

@@ -13,6 +13,7 @@ use crate::metric::{Metric, loss_units};
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
 use crate::predictor::{by_name, compile};
+use crate::prefix::{Feed, PrefixCache, cut_frozen_prefix};
 
 /// Names in the programs of an evaluation.
 const METRIC_OUTPUT: &str = "metric/sum";
@@ -29,7 +30,7 @@ pub struct Evaluation {
 
 /// A forward program over the weights of a parameter store, with the data to run it on.
 pub struct Evaluator {
-    samples: Samples,
+    feed: Feed,
     objective: Objective,
     metric: Option<Metric>,
     batch: usize,
@@ -45,6 +46,7 @@ struct Remainder {
 }
 
 impl Evaluator {
+    #[expect(clippy::too_many_arguments, reason = "an evaluation of what a trainer was made of")]
     pub(crate) fn new(
         model: &Model,
         store: &Arc<ParameterStore>,
@@ -53,6 +55,7 @@ impl Evaluator {
         metric: Option<Metric>,
         batch: usize,
         bindings: &Bindings,
+        (cache, trained): (PrefixCache, &[String]),
     ) -> Result<Self, Error> {
         let device = store.device();
         let mut samples = Samples::bind(data, &model.bound_inputs(bindings), objective.data_target())?;
@@ -74,18 +77,20 @@ impl Evaluator {
                 Some(Remainder { samples: rest, loss: loss_alone(device, objective, metric, prediction, target)? })
             }
         };
+        let (forward, prefix) = cut_frozen_prefix(forward, cache, trained, &samples, batch)?;
         let Forward { mut graph, prediction, target, loss } = forward;
         measure(&mut graph, objective, metric, prediction, target, loss)?;
         if remainder.is_some() {
             graph.output(PREDICTION, prediction)?;
         }
+        let feed = Feed::new(samples, prefix, &graph, batch, store, cache)?;
         let session = Session::new(device, compile(graph, device)?, store)?;
-        Ok(Evaluator { samples, objective: objective.clone(), metric, batch, session, remainder })
+        Ok(Evaluator { feed, objective: objective.clone(), metric, batch, session, remainder })
     }
 
     /// Samples in the data.
     pub fn samples(&self) -> usize {
-        self.samples.count()
+        self.feed.samples().count()
     }
 
     /// Runs over all samples with the weights as they are now.
@@ -93,14 +98,14 @@ impl Evaluator {
     /// # Errors
     /// The device fails.
     pub fn run(&mut self) -> Result<Evaluation, Error> {
-        let count = self.samples.count();
+        let count = self.feed.samples().count();
         let mut totals = Totals::default();
         for start in (0..count).step_by(self.batch) {
             let rows: Vec<usize> = (start..start + self.batch).map(|row| row.min(count - 1)).collect();
-            let inputs = self.samples.batch(&rows);
+            let inputs = self.feed.batch(&rows)?;
             let mut outputs = self.session.run(&by_name(&inputs))?;
             let real = self.batch.min(count - start);
-            let target = self.samples.targets(&rows[..real]);
+            let target = self.feed.samples().targets(&rows[..real]);
             if let Some(remainder) = self.remainder.as_mut().filter(|r| real < self.batch && r.samples == real) {
                 let prediction = outputs.pop().map(|p| first_rows(&p, real));
                 let named = [(PREDICTION, prediction.as_ref()), (TARGET_INPUT, target.as_ref())];

@@ -18,6 +18,7 @@ use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
 use crate::predictor::{by_name, compile, place_weights};
+use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
 
 /// Samples per batch where neither the caller nor the model says.
@@ -53,6 +54,8 @@ pub struct TrainOptions {
     pub freeze: Vec<Pattern>,
     /// Decides the order of the samples.
     pub seed: u64,
+    /// Whether what training cannot change is computed once per sample, where it is needed more than once.
+    pub cache: PrefixCache,
     /// Sizes that the data does not decide.
     pub bindings: Bindings,
 }
@@ -72,6 +75,7 @@ impl TrainOptions {
             train: Vec::new(),
             freeze: Vec::new(),
             seed: 0,
+            cache: PrefixCache::default(),
             bindings: Bindings::default(),
         }
     }
@@ -96,7 +100,7 @@ pub struct StepReport {
 pub struct Trainer {
     store: Arc<ParameterStore>,
     session: Session,
-    samples: Samples,
+    feed: Feed,
     options: TrainOptions,
     batch: usize,
     schedule: Schedule,
@@ -123,18 +127,22 @@ impl Trainer {
         let forward = objective.build(model, &mut samples, Some(batch), &options.bindings)?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
         let trained = trained(model, &options.train, &options.freeze)?;
+        let steps_per_epoch = (samples.count() / batch) as u64;
+        let total = match options.length {
+            Length::Epochs(epochs) => epochs * steps_per_epoch,
+            Length::Steps(steps) => steps,
+        };
+        let cache = if total > steps_per_epoch { options.cache } else { PrefixCache::Off };
+        let (forward, prefix) = cut_frozen_prefix(forward, cache, &trained, &samples, batch)?;
         let graph = training_step(forward, &trained, &options)?;
-        let parameters = graph.parameters().to_vec();
+        let (parameters, reads) = (graph.parameters().to_vec(), graph.clone());
         let program = compile(graph, device)?;
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
-        let total = match options.length {
-            Length::Epochs(epochs) => epochs * (samples.count() / batch) as u64,
-            Length::Steps(steps) => steps,
-        };
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay, warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
-        Ok(Trainer { store, session, samples, batch, schedule, parameters, trained, step: 0, order, options })
+        let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
+        Ok(Trainer { store, session, feed, batch, schedule, parameters, trained, step: 0, order, options })
     }
 
     /// Samples per step.
@@ -144,12 +152,12 @@ impl Trainer {
 
     /// Samples in the data.
     pub fn samples(&self) -> usize {
-        self.samples.count()
+        self.feed.samples().count()
     }
 
     /// Steps of one pass over the data.
     pub fn steps_per_epoch(&self) -> u64 {
-        (self.samples.count() / self.batch) as u64
+        (self.feed.samples().count() / self.batch) as u64
     }
 
     /// Steps of the whole run.
@@ -160,6 +168,11 @@ impl Trainer {
     /// Steps that were completed.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// What is computed once per sample, if anything is.
+    pub fn frozen_prefix(&self) -> Option<FrozenPrefix> {
+        self.feed.frozen_prefix()
     }
 
     /// Names of the weights that train.
@@ -204,7 +217,7 @@ impl Trainer {
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
         let learning_rate = self.schedule.learning_rate(step);
         let (epoch, rows) = self.rows(step);
-        let mut inputs = self.samples.batch(&rows);
+        let mut inputs = self.feed.batch(&rows)?;
         let scalars = self.options.optimizer.step_inputs(step, learning_rate);
         inputs.extend(scalars.into_iter().map(|(name, value)| (name.to_string(), Tensor::scalar_f32(value))));
         let ticket = self.session.submit(&by_name(&inputs))?;
@@ -220,7 +233,7 @@ impl Trainer {
     fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
         let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
         if self.order.0 != epoch {
-            self.order = (epoch, epoch_order(self.options.seed, epoch, self.samples.count()));
+            self.order = (epoch, epoch_order(self.options.seed, epoch, self.feed.samples().count()));
         }
         let start = position as usize * self.batch;
         (epoch, self.order.1[start..start + self.batch].to_vec())
@@ -232,7 +245,8 @@ impl Trainer {
     /// The data does not fit the model, the loss or the metric; the device cannot hold or run the evaluation.
     pub fn evaluator(&self, model: &Model, data: &Dataset, metric: Option<Metric>) -> Result<Evaluator, Error> {
         let (objective, bindings) = (&self.options.objective, &self.options.bindings);
-        Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings)
+        let frozen = (self.options.cache, self.trained.as_slice());
+        Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings, frozen)
     }
 
     /// Today's weights and statistics, by name, in the dtype of training.
@@ -264,7 +278,7 @@ impl Trainer {
     fn progress(&self) -> Progress {
         Progress {
             step: self.step,
-            samples: self.samples.count(),
+            samples: self.feed.samples().count(),
             batch: self.batch,
             seed: self.options.seed,
             loss: self.options.objective.loss.name().to_string(),

@@ -11,7 +11,7 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Optimizer, Pattern, StepReport, TrainOptions, Trainer,
+    Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, Length, Metric, Model, Optimizer, Pattern, PrefixCache, StepReport, TrainOptions, Trainer,
 };
 use serde_json::json;
 
@@ -64,6 +64,10 @@ pub struct TrainArgs {
     /// Decides the order of the samples [default: 0, or what the resumed run had]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Memory for values that training cannot change, which are computed once per sample, for instance 500M or 2G (more goes to a
+    /// temporary file); or off [default: 1G]
+    #[arg(long, value_name = "MEM", value_parser = parse_cache)]
+    cache: Option<PrefixCache>,
     /// Folder for checkpoints step-N.safetensors
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -137,6 +141,18 @@ fn parse_keep(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|keep| *keep > 0).ok_or_else(|| "a number of at least 1 is needed".to_string())
 }
 
+/// `off`, or a number of bytes, perhaps in units of K, M or G.
+fn parse_cache(text: &str) -> Result<PrefixCache, String> {
+    if text == "off" {
+        return Ok(PrefixCache::Off);
+    }
+    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30)];
+    let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(*unit)?, *bytes)));
+    let (digits, unit) = unit.unwrap_or((text, 1));
+    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    bytes.map(PrefixCache::Memory).ok_or_else(|| "write off, or a size such as 500M or 2G".to_string())
+}
+
 fn parse_betas(text: &str) -> Result<(f64, f64), String> {
     let (a, b) = text.split_once(',').ok_or("write A,B, for instance 0.9,0.999")?;
     let beta = |text: &str| match f64::from_str(text.trim()) {
@@ -189,6 +205,7 @@ impl TrainArgs {
             train: self.train.clone(),
             freeze: self.freeze.clone(),
             seed,
+            cache: self.cache.unwrap_or_default(),
             bindings: self.model.bindings(model),
             ..TrainOptions::new(objective)
         })
@@ -245,6 +262,10 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer.batch(),
         preparing.elapsed().as_secs_f64()
     );
+    if let Some(FrozenPrefix { operations, bytes_per_sample, bytes_in_file, .. }) = trainer.frozen_prefix() {
+        let file = if bytes_in_file > 0 { format!(", {bytes_in_file} bytes in a temporary file") } else { String::new() };
+        eprintln!("{operations} operations before the weights that train run once per sample: {bytes_per_sample} bytes each{file}");
+    }
     let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
     let start = Event::Start {
         samples: trainer.samples(),
@@ -433,6 +454,9 @@ mod tests {
     fn numbers_out_of_range_are_refused() {
         assert!(parse_rate("-1").is_err() && parse_rate("nan").is_err() && parse_rate("1e-3") == Ok(1e-3));
         assert!(parse_betas("0.9").is_err() && parse_betas("0.9,1").is_err() && parse_betas("0.9, 0.95") == Ok((0.9, 0.95)));
+        assert_eq!(parse_cache("off"), Ok(PrefixCache::Off));
+        assert_eq!((parse_cache("3K"), parse_cache("9")), (Ok(PrefixCache::Memory(3072)), Ok(PrefixCache::Memory(9))));
+        assert!(parse_cache("G").is_err() && parse_cache("99999999999G").is_err());
         assert!(parse_keep("0").is_err() && parse_keep("2") == Ok(2));
     }
 }
