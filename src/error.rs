@@ -24,6 +24,8 @@ pub enum Error {
     UnknownOutput { name: String, known: Vec<String> },
     #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
     AmbiguousOutput { known: Vec<String> },
+    #[error("a model of 0 classes is none")]
+    NoClasses,
     #[error("the model has no output")]
     NoOutput,
     #[error("no parameter matches {pattern:?}; the first names are {}", examples.join(", "))]
@@ -46,7 +48,9 @@ pub enum Error {
     Remainder { samples: usize, batch: usize, prediction: TensorType },
     #[error("the loss is {loss} at step {step}: a smaller learning rate or --clip may help")]
     NonFiniteLoss { step: u64, loss: f64 },
-    #[error("cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it")]
+    #[error(
+        "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
+    )]
     Cache(std::io::Error),
     #[error("the model has no parameter {0:?}")]
     UnknownParameter(String),

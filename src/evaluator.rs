@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meganeura_import::Bindings;
-use meganeura_ir::{DType, Graph, NodeId, Shape, Tensor, TensorType};
+use meganeura_ir::{Composite, DType, Graph, NodeId, Op, Shape, Tensor, TensorType};
 use meganeura_runtime::{Device, ParameterStore, Session};
 
 use crate::data::{Array, Dataset, Samples, TARGET_INPUT, batch_type};
@@ -74,12 +74,15 @@ impl Evaluator {
             rest => {
                 let prediction = cut(forward.prediction_type(), rest)?;
                 let target = forward.target.map(|target| cut(forward.graph.ty(target), rest)).transpose()?;
-                Some(Remainder { samples: rest, loss: loss_alone(device, objective, metric, prediction, target)? })
+                Some(Remainder {
+                    samples: rest,
+                    loss: loss_alone(device, objective, metric, prediction, forward.softmax, target)?,
+                })
             }
         };
         let (forward, prefix) = cut_frozen_prefix(forward, cache, trained, &samples, batch)?;
-        let Forward { mut graph, prediction, target, loss } = forward;
-        measure(&mut graph, objective, metric, prediction, target, loss)?;
+        let Forward { mut graph, prediction, softmax, target, loss } = forward;
+        measure(&mut graph, objective, metric, prediction, softmax, target, loss)?;
         if remainder.is_some() {
             graph.output(PREDICTION, prediction)?;
         }
@@ -124,13 +127,14 @@ fn loss_alone(
     objective: &Objective,
     metric: Option<Metric>,
     prediction: TensorType,
+    softmax: Option<usize>,
     target: Option<TensorType>,
 ) -> Result<Session, Error> {
     let mut graph = Graph::new();
     let prediction = graph.input(PREDICTION, prediction)?;
     let target = target.map(|ty| graph.input(TARGET_INPUT, ty)).transpose()?;
     let loss = objective.loss.build(&mut graph, prediction, target)?;
-    measure(&mut graph, objective, metric, prediction, target, loss)?;
+    measure(&mut graph, objective, metric, prediction, softmax, target, loss)?;
     let program = compile(graph, device)?;
     let store = ParameterStore::new(device, &program)?;
     Ok(Session::new(device, program, &store)?)
@@ -142,11 +146,17 @@ fn measure(
     objective: &Objective,
     metric: Option<Metric>,
     prediction: NodeId,
+    softmax: Option<usize>,
     target: Option<NodeId>,
     loss: NodeId,
 ) -> Result<(), Error> {
     graph.output(LOSS_OUTPUT, loss)?;
     if let Some(metric) = metric {
+        // Distances are between what the model gives and the target, ranks are those of the logits.
+        let prediction = match (metric, softmax) {
+            (Metric::Mse, Some(axis)) => graph.push(Op::Composite(Composite::Softmax { axis }), &[prediction])?,
+            _ => prediction,
+        };
         let sum = metric.sum(graph, &objective.loss, prediction, target)?;
         graph.output(METRIC_OUTPUT, sum)?;
     }

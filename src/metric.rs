@@ -91,7 +91,7 @@ pub(crate) fn loss_units(loss: &Loss, target: &Tensor, samples: usize) -> f64 {
 }
 
 /// Where the classes of a prediction lie, as [`Loss`] decides it, and whether the target holds class probabilities.
-fn class_axis(prediction: &TensorType, target: &TensorType) -> Option<(usize, bool)> {
+pub(crate) fn class_axis(prediction: &TensorType, target: &TensorType) -> Option<(usize, bool)> {
     let last = prediction.shape.rank().checked_sub(1)?;
     if target.shape == prediction.shape {
         return target.dtype.is_float().then_some((last.min(1), true));

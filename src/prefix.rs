@@ -68,9 +68,10 @@ pub(crate) fn cut_frozen_prefix(
     let operations = prefix.nodes().iter().filter(|node| !node.op.is_leaf()).count();
     let target = forward.target.and(kept.get(2).copied());
     match kept[..] {
-        [prediction, loss, ..] => {
-            Ok((Forward { graph: suffix, prediction, target, loss }, Some(Prefix { graph: prefix, operations })))
-        }
+        [prediction, loss, ..] => Ok((
+            Forward { graph: suffix, prediction, softmax: forward.softmax, target, loss },
+            Some(Prefix { graph: prefix, operations }),
+        )),
         _ => Ok((forward, None)),
     }
 }
@@ -80,8 +81,12 @@ fn frozen_cuts(forward: &Forward, trained: &[String], samples: &Samples, batch: 
     let trained: HashSet<&str> = trained.iter().map(String::as_str).collect();
     let updated: HashSet<_> = g.updates().iter().map(|update| update.parameter).collect();
     let varies = |op: &Op| match op {
-        Op::Parameter(id) => updated.contains(id) || g.parameters().get(id.0 as usize).is_none_or(|p| trained.contains(p.name.as_str())),
-        Op::Input(id) => g.inputs().get(id.0 as usize).is_none_or(|i| i.name == TARGET_INPUT || samples.has_axis(&i.name).is_none()),
+        Op::Parameter(id) => {
+            updated.contains(id) || g.parameters().get(id.0 as usize).is_none_or(|p| trained.contains(p.name.as_str()))
+        }
+        Op::Input(id) => {
+            g.inputs().get(id.0 as usize).is_none_or(|i| i.name == TARGET_INPUT || samples.has_axis(&i.name).is_none())
+        }
         _ => false,
     };
     let inputs: Vec<SampleDependence> = g.inputs().iter().map(|input| dependence(samples, &input.name)).collect();

@@ -107,6 +107,7 @@ pub struct Trainer {
     /// Of the training graph, by id.
     parameters: Vec<ParameterInfo>,
     trained: Vec<String>,
+    reads_logits: bool,
     /// Steps that were completed.
     step: u64,
     /// An epoch and the order of its samples.
@@ -134,6 +135,7 @@ impl Trainer {
         };
         let cache = if total > steps_per_epoch { options.cache } else { PrefixCache::Off };
         let (forward, prefix) = cut_frozen_prefix(forward, cache, &trained, &samples, batch)?;
+        let reads_logits = forward.softmax.is_some();
         let graph = training_step(forward, &trained, &options)?;
         let (parameters, reads) = (graph.parameters().to_vec(), graph.clone());
         let program = compile(graph, device)?;
@@ -142,7 +144,7 @@ impl Trainer {
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay, warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
-        Ok(Trainer { store, session, feed, batch, schedule, parameters, trained, step: 0, order, options })
+        Ok(Trainer { store, session, feed, batch, schedule, parameters, trained, reads_logits, step: 0, order, options })
     }
 
     /// Samples per step.
@@ -168,6 +170,11 @@ impl Trainer {
     /// Steps that were completed.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Whether the loss reads the operand of the softmax in which the model ends, see [`Objective`].
+    pub fn reads_logits(&self) -> bool {
+        self.reads_logits
     }
 
     /// What is computed once per sample, if anything is.

@@ -117,7 +117,9 @@ impl Analysis<'_> {
                     (None, None) => None,
                 }
             }
-            Op::Conv(_) => self.axis(operand(0)?).filter(|at| at.axis == 0).filter(|_| operand(1).is_some_and(|w| !self.depends(w))),
+            Op::Conv(_) => {
+                self.axis(operand(0)?).filter(|at| at.axis == 0).filter(|_| operand(1).is_some_and(|w| !self.depends(w)))
+            }
             Op::Reduce { axes, .. } => {
                 let at = self.axis(operand(0)?)?;
                 let before = axes.iter().filter(|&&axis| axis < at.axis).count();

@@ -11,7 +11,8 @@ use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::{
-    Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, Length, Metric, Model, Optimizer, Pattern, PrefixCache, StepReport, TrainOptions, Trainer,
+    Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, Metric, Model, Optimizer, Pattern,
+    PrefixCache, StepReport, TrainOptions, Trainer,
 };
 use serde_json::json;
 
@@ -39,6 +40,15 @@ pub struct TrainArgs {
     /// What evaluation reports besides the loss: accuracy or mse [default: accuracy for cross_entropy]
     #[arg(long, requires = "eval")]
     metric: Option<Metric>,
+    /// Replace the last layer by one of N classes
+    #[arg(long, value_name = "N")]
+    classes: Option<usize>,
+    /// The weight of the layer to replace [default: that of the last layer before the output]
+    #[arg(long, value_name = "NAME", requires = "classes")]
+    head: Option<String>,
+    /// Old classes keep their weights; only further ones begin anew
+    #[arg(long, requires = "classes")]
+    keep_rows: bool,
     #[command(flatten)]
     length: LengthArgs,
     /// Samples per step [default: what the model fixes, else 32]
@@ -211,6 +221,15 @@ impl TrainArgs {
         })
     }
 
+    fn resize_head(&self, model: &mut Model, seed: u64) -> Result<(), Failure> {
+        let Some(classes) = self.classes else { return Ok(()) };
+        let (output, weight) = (self.objective.objective().output, self.head.clone());
+        let options = HeadOptions { classes, output, weight, keep_rows: self.keep_rows, seed };
+        let head = model.resize_head(&options)?;
+        eprintln!("{}: {classes} classes instead of {}", head.weight.name, head.classes);
+        Ok(())
+    }
+
     /// What the run needs and cannot make later: every file that it will write.
     fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
         [Some(&self.out), self.log.as_ref(), self.plot.as_ref()]
@@ -241,6 +260,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     let resumed = args.resumed()?;
     let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
     let mut model = args.model.open_to_train()?;
+    args.resize_head(&mut model, seed)?;
     let options = args.options(&model, seed)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
     let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
@@ -262,9 +282,14 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer.batch(),
         preparing.elapsed().as_secs_f64()
     );
+    if trainer.reads_logits() {
+        eprintln!("the model ends in a softmax: the loss reads its operand");
+    }
     if let Some(FrozenPrefix { operations, bytes_per_sample, bytes_in_file, .. }) = trainer.frozen_prefix() {
         let file = if bytes_in_file > 0 { format!(", {bytes_in_file} bytes in a temporary file") } else { String::new() };
-        eprintln!("{operations} operations before the weights that train run once per sample: {bytes_per_sample} bytes each{file}");
+        eprintln!(
+            "{operations} operations before the weights that train run once per sample: {bytes_per_sample} bytes each{file}"
+        );
     }
     let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
     let start = Event::Start {

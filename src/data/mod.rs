@@ -23,6 +23,7 @@ use meganeura_ir::{DType, Shape, Tensor, TensorType};
 pub use array::Array;
 pub(crate) use cache::RecordCache;
 pub use npz::write_npz;
+pub(crate) use order::SplitMix64;
 pub use order::epoch_order;
 pub use samples::{Samples, TARGET_INPUT, Target};
 
