@@ -19,6 +19,17 @@ use crate::prefix::{Feed, PrefixCache, cut_frozen_prefix};
 const METRIC_OUTPUT: &str = "metric/sum";
 const PREDICTION: &str = "loss/prediction";
 
+impl Evaluation {
+    /// Whether this is a better result than `other`: of the metric where there is one, else of the loss.
+    pub fn improves_on(&self, other: &Evaluation) -> bool {
+        match (self.metric, other.metric) {
+            (Some((metric, value)), Some((_, other))) if metric.rises() => value > other,
+            (Some((_, value)), Some((_, other))) => value < other,
+            _ => self.loss < other.loss,
+        }
+    }
+}
+
 /// The result of a pass over a data set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
@@ -173,7 +184,7 @@ fn first_rows(tensor: &Tensor, rows: usize) -> Tensor {
 struct Totals {
     loss: f64,
     loss_units: f64,
-    metric: f64,
+    metric: Vec<f64>,
     metric_units: f64,
 }
 
@@ -195,13 +206,16 @@ impl Totals {
             self.loss_units += units;
         }
         if let Some(metric) = metric {
-            self.metric += scalar(1);
+            let sums = outputs.get(1).map_or(vec![f64::NAN], Tensor::to_f64_vec);
+            self.metric.resize(sums.len(), 0.0);
+            self.metric.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
             self.metric_units += metric.units(&objective.loss, target, samples);
         }
     }
 
     fn means(&self, samples: usize, metric: Option<Metric>) -> Evaluation {
-        let metric = metric.map(|m| (m, self.metric / self.metric_units));
-        Evaluation { samples, loss: self.loss / self.loss_units, metric }
+        let loss = self.loss / self.loss_units;
+        let metric = metric.map(|m| (m, m.value(&self.metric, self.metric_units, loss)));
+        Evaluation { samples, loss, metric }
     }
 }

@@ -46,10 +46,11 @@ mod predictor;
 mod prefix;
 mod schedule;
 mod tensor_file;
+pub mod tensorboard;
 mod trainer;
 
 pub use data::Dataset;
-pub use error::Error;
+pub use error::{Error, NonFinite};
 pub use evaluator::{Evaluation, Evaluator};
 pub use glob::Pattern;
 pub use gradients::{Gradients, WithRespectTo};

@@ -11,7 +11,7 @@ use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
-use crate::error::Error;
+use crate::error::{Error, NonFinite};
 use crate::evaluator::Evaluator;
 use crate::gradients::LOSS_OUTPUT;
 use crate::metric::Metric;
@@ -210,7 +210,8 @@ impl Trainer {
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
                 report.loss = self.loss(ticket)?;
                 if !report.loss.is_finite() {
-                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss }.into());
+                    let bad = self.first_non_finite(report.step)?;
+                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
                 }
                 self.step = report.step;
                 on_step(&report)?;
@@ -219,6 +220,24 @@ impl Trainer {
                 return Ok(());
             }
         }
+    }
+
+    /// What was not finite in a step: its data, else a parameter.
+    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
+        let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
+        let (_, rows) = self.rows(step);
+        for sample in rows {
+            let inputs = self.feed.batch(&[sample])?;
+            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
+                return Ok(Some(NonFinite::Data { name, sample }));
+            }
+        }
+        for id in (0..self.parameters.len() as u32).map(ParameterId) {
+            if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
+                return Ok(Some(NonFinite::Parameter { name }));
+            }
+        }
+        Ok(None)
     }
 
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
@@ -264,13 +283,25 @@ impl Trainer {
         self.read(|p| p.role != ParameterRole::Optimizer)
     }
 
+    /// Today's values of what was trained, by name, in the dtype of training.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn tuned(&mut self) -> Result<BTreeMap<String, Tensor>, Error> {
+        let parameters = &self.session.program().parameters;
+        let tuned = parameters.iter().filter(|p| {
+            p.updated && self.parameters.get(p.id.0 as usize).is_some_and(|info| info.role != ParameterRole::Optimizer)
+        });
+        let tuned: Vec<ParameterId> = tuned.map(|p| p.id).collect();
+        self.read_ids(&tuned)
+    }
+
     /// Gives `model` today's values of what was trained.
     ///
     /// # Errors
     /// The device fails, or `model` is another than the one being trained.
     pub fn update(&mut self, model: &mut Model) -> Result<(), Error> {
-        let trained: Vec<ParameterId> = self.session.program().parameters.iter().filter(|p| p.updated).map(|p| p.id).collect();
-        let weights = self.read_ids(&trained)?;
+        let weights = self.tuned()?;
         model.set_weights(weights.into_iter().filter(|(name, _)| model.imported().parameter(name).is_some()).collect::<Vec<_>>())
     }
 

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{device, digits, fixture, relative_l2};
-use meganeura::{Dataset, Length, Loss, Metric, Model, Objective, Pattern, PrefixCache, TrainOptions, Trainer};
+use meganeura::{
+    DType, Dataset, Error, Length, Loss, Metric, Model, NonFinite, Objective, Pattern, PrefixCache, Tensor, TrainOptions, Trainer,
+};
 
 struct Run {
     losses: Vec<f64>,
@@ -57,4 +59,27 @@ fn a_cached_prefix_changes_no_number() {
 #[test]
 fn where_the_first_layer_trains_nothing_is_kept() {
     assert_eq!(run("*", PrefixCache::default()).frozen, None);
+}
+
+#[test]
+fn data_that_is_not_finite_is_named() {
+    let model = Model::open(fixture("digits-cnn.onnx")).unwrap();
+    let (image, label) = digits(6);
+    let mut pixels = image.to_f64_vec();
+    pixels[4 * 64 + 3] = f64::NAN;
+    let image = Tensor::from_f64(DType::F32, [6, 1, 8, 8], &pixels);
+    let data = Dataset::from_tensors([("image", image), ("label", label)]);
+    let objective = Objective::new(Loss::from_name("cross_entropy").unwrap());
+    for cache in [PrefixCache::Off, PrefixCache::default()] {
+        let train = vec![Pattern::new("fc.*").unwrap()];
+        let options =
+            TrainOptions { batch: Some(6), length: Length::Epochs(2), train, cache, ..TrainOptions::new(objective.clone()) };
+        let mut trainer = Trainer::new(&model, &device(), &data, options).unwrap();
+        match trainer.train_to::<Error>(2, |_| Ok(())) {
+            Err(Error::NonFiniteLoss { step: 1, bad: Some(NonFinite::Data { name, sample: 4 }), .. }) => {
+                assert_eq!(name, if cache == PrefixCache::Off { "image" } else { "frozen/0" });
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

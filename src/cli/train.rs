@@ -10,9 +10,10 @@ use meganeura::checkpoint::{self, Checkpoint, CheckpointFolder};
 use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
+use meganeura::tensorboard::EventFile;
 use meganeura::{
     Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, Metric, Model, Optimizer, Pattern,
-    PrefixCache, StepReport, TrainOptions, Trainer,
+    PrefixCache, StepReport, Tensor, TrainOptions, Trainer,
 };
 use serde_json::json;
 
@@ -37,7 +38,7 @@ pub struct TrainArgs {
     /// Held-out data: evaluated before, after each epoch, and at the end
     #[arg(long, value_name = "EVAL")]
     eval: Option<PathBuf>,
-    /// What evaluation reports besides the loss: accuracy or mse [default: accuracy for cross_entropy]
+    /// What evaluation reports besides the loss: accuracy, top5, f1, mse or perplexity [default: accuracy for cross_entropy]
     #[arg(long, requires = "eval")]
     metric: Option<Metric>,
     /// Replace the last layer by one of N classes
@@ -51,6 +52,12 @@ pub struct TrainArgs {
     keep_rows: bool,
     #[command(flatten)]
     length: LengthArgs,
+    /// Stop after N evaluations in a row that are no better than the best: by the metric, or by the loss without one
+    #[arg(long, value_name = "N", requires = "eval", value_parser = clap::value_parser!(u64).range(1..))]
+    patience: Option<u64>,
+    /// Write the weights of the best evaluation of this run instead of the last
+    #[arg(long, requires = "eval")]
+    keep_best: bool,
     /// Samples per step [default: what the model fixes, else 32]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
@@ -93,6 +100,9 @@ pub struct TrainArgs {
     /// Write one JSON object per step and event
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Write event files for TensorBoard into this folder
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
     /// Draw the loss over the steps
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
@@ -292,6 +302,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         );
     }
     let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
+    let events = args.tensorboard.as_deref().map(EventFile::create).transpose().map_err(Error::from)?;
     let start = Event::Start {
         samples: trainer.samples(),
         batch: trainer.batch(),
@@ -308,7 +319,10 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer,
         evaluator,
         folder,
-        record: Record { log, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
+        best: None,
+        patience: args.patience,
+        keep_best: args.keep_best,
+        record: Record { log, events, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
     };
     run.record.log(&start)?;
     let outcome = run.train();
@@ -316,6 +330,10 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     outcome?;
 
     run.trainer.update(&mut model)?;
+    if let Some(Best { step, weights: Some(weights), evaluation, .. }) = run.best.take() {
+        eprintln!("the weights are those after {step} steps: {}", describe(&evaluation));
+        model.set_weights(weights)?;
+    }
     model.save(&args.out)?;
     eprintln!("wrote {}", args.out.display());
     if let Some(path) = &args.plot {
@@ -331,12 +349,27 @@ struct Run {
     folder: Option<CheckpointFolder>,
     /// Steps between checkpoints.
     every: u64,
+    best: Option<Best>,
+    /// Evaluations without a better one before the run stops.
+    patience: Option<u64>,
+    keep_best: bool,
     record: Record,
+}
+
+/// The best evaluation so far.
+struct Best {
+    step: u64,
+    evaluation: Evaluation,
+    /// Evaluations since then.
+    since: u64,
+    /// Of the model, where they are to be kept.
+    weights: Option<Vec<(String, Tensor)>>,
 }
 
 /// What is remembered and shown of a run.
 struct Record {
     log: Option<RunLog>,
+    events: Option<EventFile>,
     progress: Progress,
     started: Instant,
     /// `(step, loss)`
@@ -362,6 +395,12 @@ impl Run {
             }
             if evaluation == Some(stop) || stop == total {
                 self.evaluate()?;
+                if let Some(best) = self.best.as_ref().filter(|best| self.patience.is_some_and(|most| best.since >= most)) {
+                    let best_step = best.step;
+                    self.record.progress.note(&format!("stopped after {stop} steps: no evaluation after {best_step} was better"));
+                    self.record.log(&Event::Stopped { step: stop, best_step })?;
+                    return if checkpoint == Some(stop) { Ok(()) } else { self.checkpoint() };
+                }
             }
         }
         Ok(())
@@ -378,6 +417,13 @@ impl Run {
         let Some(evaluator) = &mut self.evaluator else { return Ok(()) };
         let step = self.trainer.step();
         let evaluation = evaluator.run()?;
+        match &mut self.best {
+            Some(best) if !evaluation.improves_on(&best.evaluation) => best.since += 1,
+            best => {
+                let weights = if self.keep_best { Some(self.trainer.tuned()?.into_iter().collect()) } else { None };
+                *best = Some(Best { step, evaluation, since: 0, weights });
+            }
+        }
         self.record.evaluation(step, evaluation)
     }
 
@@ -426,6 +472,10 @@ impl Record {
         self.losses.push((step, loss));
         self.progress.step(step, loss);
         let (samples_per_second, seconds) = (self.progress.speed(step), self.seconds());
+        if let Some(events) = &mut self.events {
+            let values = [("train/loss", loss), ("train/learning_rate", learning_rate)];
+            events.scalars(step, &values).map_err(Error::from)?;
+        }
         self.log(&Event::Step { step, epoch, loss, learning_rate, samples_per_second, seconds })
     }
 
@@ -435,6 +485,11 @@ impl Record {
         let Evaluation { samples, loss, metric } = evaluation;
         let (metric, value) = metric.map(|(metric, value)| (metric.name(), value)).unzip();
         let seconds = self.seconds();
+        if let Some(events) = &mut self.events {
+            let metric = metric.map(|metric| format!("evaluation/{metric}"));
+            let values = [Some(("evaluation/loss", loss)), metric.as_deref().zip(value)];
+            events.scalars(step, &values.into_iter().flatten().collect::<Vec<_>>()).map_err(Error::from)?;
+        }
         self.log(&Event::Evaluation { step, samples, loss, metric, value, seconds })
     }
 
