@@ -33,7 +33,12 @@ fn run(train: &str, cache: PrefixCache) -> Run {
     let mut trainer = Trainer::new(&model, &device(), &dataset(36), options).unwrap();
     let mut losses = Vec::new();
     let total = trainer.total_steps();
-    trainer.train_to::<meganeura::Error>(total, |report| Ok(losses.push(report.loss))).unwrap();
+    trainer
+        .train_to::<meganeura::Error>(total, |report| {
+            losses.push(report.loss);
+            Ok(())
+        })
+        .unwrap();
     let mut evaluator = trainer.evaluator(&model, &dataset(13), Some(Metric::Accuracy)).unwrap();
     evaluator.run().unwrap();
     let evaluation = evaluator.run().unwrap().loss;

@@ -158,7 +158,12 @@ fn magika_learns_wgsl_from_ten_files() {
     assert!(trainer.reads_logits());
     let mut losses = Vec::new();
     let steps = trainer.total_steps();
-    trainer.train_to::<meganeura::Error>(steps, |report| Ok(losses.push(report.loss))).unwrap();
+    trainer
+        .train_to::<meganeura::Error>(steps, |report| {
+            losses.push(report.loss);
+            Ok(())
+        })
+        .unwrap();
     trainer.update(&mut model).unwrap();
     let took = started.elapsed();
     assert_eq!(losses.len(), 30);
