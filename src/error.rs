@@ -13,6 +13,15 @@ use crate::data::DataError;
 use crate::log::LogError;
 use crate::plot::PlotError;
 
+/// Where the first number that is not finite was found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NonFinite {
+    #[error("{name:?} of sample {sample} holds NaN or infinity")]
+    Data { name: String, sample: usize },
+    #[error("{name:?} holds NaN or infinity since an earlier step; a smaller learning rate or --clip may help")]
+    Parameter { name: String },
+}
+
 /// Any error of this crate. The text says what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -24,6 +33,8 @@ pub enum Error {
     UnknownOutput { name: String, known: Vec<String> },
     #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
     AmbiguousOutput { known: Vec<String> },
+    #[error("a model of 0 classes is none")]
+    NoClasses,
     #[error("the model has no output")]
     NoOutput,
     #[error("no parameter matches {pattern:?}; the first names are {}", examples.join(", "))]
@@ -44,8 +55,12 @@ pub enum Error {
         "{samples} samples do not divide into batches of {batch}, and the prediction {prediction} has no axis of samples to cut: choose a --batch that divides"
     )]
     Remainder { samples: usize, batch: usize, prediction: TensorType },
-    #[error("the loss is {loss} at step {step}: a smaller learning rate or --clip may help")]
-    NonFiniteLoss { step: u64, loss: f64 },
+    #[error("the loss is {loss} at step {step}: {}", .bad.as_ref().map_or("a smaller learning rate or --clip may help".to_string(), ToString::to_string))]
+    NonFiniteLoss { step: u64, loss: f64, bad: Option<NonFinite> },
+    #[error(
+        "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
+    )]
+    Cache(std::io::Error),
     #[error("the model has no parameter {0:?}")]
     UnknownParameter(String),
     #[error("weight {name:?} is {found}, the model has {expected}")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meganeura_import::{Bindings, Phase};
-use meganeura_ir::{DType, Graph, NodeId, Shape, Tensor, TensorType};
+use meganeura_ir::{Composite, DType, Graph, NodeId, Op, Shape, Tensor, TensorType};
 use meganeura_runtime::{Device, ParameterStore, Session};
 
 use crate::data::{Array, Dataset, Samples, TARGET_INPUT, batch_type};
@@ -13,10 +13,22 @@ use crate::metric::{Metric, loss_units};
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
 use crate::predictor::{by_name, compile, random_input};
+use crate::prefix::{Feed, PrefixCache, cut_frozen_prefix};
 
 /// Names in the programs of an evaluation.
 const METRIC_OUTPUT: &str = "metric/sum";
 const PREDICTION: &str = "loss/prediction";
+
+impl Evaluation {
+    /// Whether this is a better result than `other`: of the metric where there is one, else of the loss.
+    pub fn improves_on(&self, other: &Evaluation) -> bool {
+        match (self.metric, other.metric) {
+            (Some((metric, value)), Some((_, other))) if metric.rises() => value > other,
+            (Some((_, value)), Some((_, other))) => value < other,
+            _ => self.loss < other.loss,
+        }
+    }
+}
 
 /// The result of a pass over a data set.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +42,7 @@ pub struct Evaluation {
 /// A forward program over the weights of a parameter store, with the data to run it on. Layers act as in inference: BatchNormalization
 /// by the running statistics, Dropout not at all.
 pub struct Evaluator {
-    samples: Samples,
+    feed: Feed,
     objective: Objective,
     metric: Option<Metric>,
     batch: usize,
@@ -46,6 +58,7 @@ struct Remainder {
 }
 
 impl Evaluator {
+    #[expect(clippy::too_many_arguments, reason = "an evaluation of what a trainer was made of")]
     pub(crate) fn new(
         model: &Model,
         store: &Arc<ParameterStore>,
@@ -54,6 +67,7 @@ impl Evaluator {
         metric: Option<Metric>,
         batch: usize,
         bindings: &Bindings,
+        (cache, trained): (PrefixCache, &[String]),
     ) -> Result<Self, Error> {
         let device = store.device();
         let bindings = &Bindings { phase: Phase::INFERENCE, ..bindings.clone() };
@@ -73,21 +87,26 @@ impl Evaluator {
             rest => {
                 let prediction = cut(forward.prediction_type(), rest)?;
                 let target = forward.target.map(|target| cut(forward.graph.ty(target), rest)).transpose()?;
-                Some(Remainder { samples: rest, loss: loss_alone(device, objective, metric, prediction, target)? })
+                Some(Remainder {
+                    samples: rest,
+                    loss: loss_alone(device, objective, metric, prediction, forward.softmax, target)?,
+                })
             }
         };
-        let Forward { mut graph, prediction, target, loss } = forward;
-        measure(&mut graph, objective, metric, prediction, target, loss)?;
+        let (forward, prefix) = cut_frozen_prefix(forward, cache, trained, &samples, batch)?;
+        let Forward { mut graph, prediction, softmax, target, loss } = forward;
+        measure(&mut graph, objective, metric, prediction, softmax, target, loss)?;
         if remainder.is_some() {
             graph.output(PREDICTION, prediction)?;
         }
+        let feed = Feed::new(samples, prefix, &graph, batch, store, cache)?;
         let session = Session::new(device, compile(graph, device)?, store)?;
-        Ok(Evaluator { samples, objective: objective.clone(), metric, batch, session, remainder })
+        Ok(Evaluator { feed, objective: objective.clone(), metric, batch, session, remainder })
     }
 
     /// Samples in the data.
     pub fn samples(&self) -> usize {
-        self.samples.count()
+        self.feed.samples().count()
     }
 
     /// Runs over all samples with the weights as they are now.
@@ -95,15 +114,15 @@ impl Evaluator {
     /// # Errors
     /// The device fails.
     pub fn run(&mut self) -> Result<Evaluation, Error> {
-        let count = self.samples.count();
+        let count = self.feed.samples().count();
         let mut totals = Totals::default();
         for start in (0..count).step_by(self.batch) {
             let rows: Vec<usize> = (start..start + self.batch).map(|row| row.min(count - 1)).collect();
-            let mut inputs = self.samples.batch(&rows);
+            let mut inputs = self.feed.batch(&rows)?;
             inputs.extend(random_input(self.session.program(), 0, start as u64));
             let mut outputs = self.session.run(&by_name(&inputs))?;
             let real = self.batch.min(count - start);
-            let target = self.samples.targets(&rows[..real]);
+            let target = self.feed.samples().targets(&rows[..real]);
             if let Some(remainder) = self.remainder.as_mut().filter(|r| real < self.batch && r.samples == real) {
                 let prediction = outputs.pop().map(|p| first_rows(&p, real));
                 let named = [(PREDICTION, prediction.as_ref()), (TARGET_INPUT, target.as_ref())];
@@ -122,13 +141,14 @@ fn loss_alone(
     objective: &Objective,
     metric: Option<Metric>,
     prediction: TensorType,
+    softmax: Option<usize>,
     target: Option<TensorType>,
 ) -> Result<Session, Error> {
     let mut graph = Graph::new();
     let prediction = graph.input(PREDICTION, prediction)?;
     let target = target.map(|ty| graph.input(TARGET_INPUT, ty)).transpose()?;
     let loss = objective.loss.build(&mut graph, prediction, target)?;
-    measure(&mut graph, objective, metric, prediction, target, loss)?;
+    measure(&mut graph, objective, metric, prediction, softmax, target, loss)?;
     let program = compile(graph, device)?;
     let store = ParameterStore::new(device, &program)?;
     Ok(Session::new(device, program, &store)?)
@@ -140,11 +160,17 @@ fn measure(
     objective: &Objective,
     metric: Option<Metric>,
     prediction: NodeId,
+    softmax: Option<usize>,
     target: Option<NodeId>,
     loss: NodeId,
 ) -> Result<(), Error> {
     graph.output(LOSS_OUTPUT, loss)?;
     if let Some(metric) = metric {
+        // Distances are between what the model gives and the target, ranks are those of the logits.
+        let prediction = match (metric, softmax) {
+            (Metric::Mse, Some(axis)) => graph.push(Op::Composite(Composite::Softmax { axis }), &[prediction])?,
+            _ => prediction,
+        };
         let sum = metric.sum(graph, &objective.loss, prediction, target)?;
         graph.output(METRIC_OUTPUT, sum)?;
     }
@@ -161,7 +187,7 @@ fn first_rows(tensor: &Tensor, rows: usize) -> Tensor {
 struct Totals {
     loss: f64,
     loss_units: f64,
-    metric: f64,
+    metric: Vec<f64>,
     metric_units: f64,
 }
 
@@ -183,13 +209,16 @@ impl Totals {
             self.loss_units += units;
         }
         if let Some(metric) = metric {
-            self.metric += scalar(1);
+            let sums = outputs.get(1).map_or(vec![f64::NAN], Tensor::to_f64_vec);
+            self.metric.resize(sums.len(), 0.0);
+            self.metric.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
             self.metric_units += metric.units(&objective.loss, target, samples);
         }
     }
 
     fn means(&self, samples: usize, metric: Option<Metric>) -> Evaluation {
-        let metric = metric.map(|m| (m, self.metric / self.metric_units));
-        Evaluation { samples, loss: self.loss / self.loss_units, metric }
+        let loss = self.loss / self.loss_units;
+        let metric = metric.map(|m| (m, m.value(&self.metric, self.metric_units, loss)));
+        Evaluation { samples, loss, metric }
     }
 }

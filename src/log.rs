@@ -25,6 +25,8 @@ pub enum Event {
     Step { step: u64, epoch: u64, loss: f64, learning_rate: f64, samples_per_second: f64, seconds: f64 },
     /// A pass over the evaluation data after `step` steps.
     Evaluation { step: u64, samples: usize, loss: f64, metric: Option<&'static str>, value: Option<f64>, seconds: f64 },
+    /// The evaluations after `step` stopped getting better; the best one was after `best_step` steps.
+    Stopped { step: u64, best_step: u64 },
     /// A checkpoint that is complete on disk.
     Checkpoint { step: u64, path: PathBuf },
 }

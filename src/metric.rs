@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use meganeura_autodiff::Loss;
-use meganeura_ir::{ArgOp, BinaryOp, CompareOp, DType, Graph, GraphError, NodeId, Op, ReduceOp, Tensor, TensorType};
+use meganeura_ir::{ArgOp, BinaryOp, CompareOp, DType, Graph, GraphError, NodeId, Op, ReduceOp, Tensor, TensorType, UnaryOp};
 
 use crate::error::Error;
 
@@ -12,18 +12,33 @@ use crate::error::Error;
 pub enum Metric {
     /// The share of targets whose class has the largest prediction; with the loss `bce`, of those on the right side of 0.
     Accuracy,
+    /// The share of targets whose class is among the five with the largest prediction.
+    Top5,
+    /// The mean over classes of `2 * hits / (predicted + actual)`: F1 with macro averaging, over the classes that are predicted or actual.
+    F1,
     /// The mean squared difference between prediction and target.
     Mse,
+    /// The exponential of the mean cross entropy.
+    Perplexity,
 }
 
 impl Metric {
-    pub const ALL: [(&'static str, Metric); 2] = [("accuracy", Metric::Accuracy), ("mse", Metric::Mse)];
+    pub const ALL: [(&'static str, Metric); 5] = [
+        ("accuracy", Metric::Accuracy),
+        ("top5", Metric::Top5),
+        ("f1", Metric::F1),
+        ("mse", Metric::Mse),
+        ("perplexity", Metric::Perplexity),
+    ];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Metric::Accuracy => "accuracy",
+            Metric::Top5 => "top5",
+            Metric::F1 => "f1",
             Metric::Mse => "mse",
+            Metric::Perplexity => "perplexity",
         }
     }
 
@@ -32,20 +47,53 @@ impl Metric {
         matches!(loss, Loss::CrossEntropy { .. }).then_some(Metric::Accuracy)
     }
 
-    /// Appends the sum of the metric over a batch, an f32 scalar. Divided by [`Metric::units`] it is the mean.
+    /// Whether more of it is better.
+    pub fn rises(self) -> bool {
+        matches!(self, Metric::Accuracy | Metric::Top5 | Metric::F1)
+    }
+
+    /// The metric of all data, from the sums of what [`Metric::sum`] gave and of what [`Metric::units`] counted.
+    pub(crate) fn value(self, sums: &[f64], units: f64, mean_loss: f64) -> f64 {
+        match self {
+            Metric::Accuracy | Metric::Top5 | Metric::Mse => sums.first().copied().unwrap_or(f64::NAN) / units,
+            Metric::Perplexity => mean_loss.exp(),
+            Metric::F1 => {
+                let (hits, rest) = sums.split_at(sums.len() / 3);
+                let (predicted, actual) = rest.split_at(hits.len());
+                let marked: Vec<(f64, f64)> =
+                    hits.iter().zip(predicted.iter().zip(actual)).map(|(h, (p, a))| (*h, p + a)).collect();
+                let scores: Vec<f64> =
+                    marked.iter().filter(|(_, marks)| *marks > 0.0).map(|(h, marks)| 2.0 * h / marks).collect();
+                scores.iter().sum::<f64>() / scores.len() as f64
+            }
+        }
+    }
+
+    /// Appends what adds up over batches, an f32 tensor: for F1 hits, predictions and targets of each class, else a scalar.
     pub(crate) fn sum(self, g: &mut Graph, loss: &Loss, prediction: NodeId, target: Option<NodeId>) -> Result<NodeId, Error> {
         let prediction_ty = g.ty(prediction).clone();
         let target_ty = target.map(|t| g.ty(t).clone());
         let unfit =
             |needed| Error::Metric { metric: self.name(), needed, prediction: prediction_ty.clone(), target: target_ty.clone() };
         let target = target.ok_or_else(|| unfit("a target"))?;
+        let found = class_axis(&prediction_ty, g.ty(target));
+        let classes = || found.ok_or_else(|| unfit("class indices or class probabilities"));
         match self {
+            Metric::Perplexity if !matches!(loss, Loss::CrossEntropy { .. }) => Err(unfit("the loss cross_entropy")),
+            Metric::Perplexity => Ok(g.constant_like(prediction, 0.0).and_then(|zero| sum_all(g, zero))?),
+            Metric::Top5 => {
+                let (axis, dense) = classes()?;
+                Ok(among_largest(g, prediction, target, axis, dense)?)
+            }
+            Metric::F1 => {
+                let (axis, dense) = classes()?;
+                Ok(class_counts(g, prediction, target, axis, dense)?)
+            }
             Metric::Accuracy => {
                 let hit = if matches!(loss, Loss::BceWithLogits { .. }) {
                     sides_agree(g, prediction, target)?
                 } else {
-                    let (axis, dense) =
-                        class_axis(&prediction_ty, g.ty(target)).ok_or_else(|| unfit("class indices or class probabilities"))?;
+                    let (axis, dense) = classes()?;
                     classes_agree(g, prediction, target, axis, dense)?
                 };
                 let hit = g.cast(hit, DType::F32)?;
@@ -66,7 +114,8 @@ impl Metric {
     /// How many targets [`Metric::sum`] adds up over: those that `loss` does not ignore, or elements.
     pub(crate) fn units(self, loss: &Loss, target: &Tensor, samples: usize) -> f64 {
         match (self, loss) {
-            (Metric::Accuracy, Loss::CrossEntropy { .. }) => counted_targets(loss, target, samples),
+            (Metric::Accuracy | Metric::Top5, Loss::CrossEntropy { .. }) => counted_targets(loss, target, samples),
+            (Metric::F1 | Metric::Perplexity, _) => samples as f64,
             _ => target.shape().numel() as f64,
         }
     }
@@ -102,7 +151,7 @@ fn counted_targets(loss: &Loss, target: &Tensor, samples: usize) -> f64 {
 }
 
 /// Where the classes of a prediction lie, as [`Loss`] decides it, and whether the target holds class probabilities.
-fn class_axis(prediction: &TensorType, target: &TensorType) -> Option<(usize, bool)> {
+pub(crate) fn class_axis(prediction: &TensorType, target: &TensorType) -> Option<(usize, bool)> {
     let last = prediction.shape.rank().checked_sub(1)?;
     if target.shape == prediction.shape {
         return target.dtype.is_float().then_some((last.min(1), true));
@@ -119,6 +168,59 @@ fn classes_agree(g: &mut Graph, prediction: NodeId, target: NodeId, axis: usize,
     g.compare(CompareOp::Eq, predicted, wanted)
 }
 
+/// The class of each target.
+fn target_class(g: &mut Graph, target: NodeId, axis: usize, dense: bool) -> Result<NodeId, GraphError> {
+    if dense { g.push(Op::ArgReduce { op: ArgOp::Max, axis }, &[target]) } else { g.cast(target, DType::I64) }
+}
+
+/// True where a class of `like` along `axis` is that of `class`. Ignored targets are no class.
+fn one_hot(g: &mut Graph, like: NodeId, class: NodeId, axis: usize) -> Result<NodeId, GraphError> {
+    let shape = g.ty(like).shape.clone();
+    let classes = g.push(Op::Iota { dtype: DType::I64, shape: shape.clone(), axis }, &[])?;
+    let class = g.broadcast_without(class, &shape, &[axis])?;
+    g.compare(CompareOp::Eq, classes, class)
+}
+
+/// How many targets have fewer than five classes above theirs. What is not a number is above.
+fn among_largest(g: &mut Graph, prediction: NodeId, target: NodeId, axis: usize, dense: bool) -> Result<NodeId, GraphError> {
+    const LARGEST: f64 = 5.0;
+    let class = target_class(g, target, axis, dense)?;
+    let own = one_hot(g, prediction, class, axis)?;
+    let zero = g.constant_like(prediction, 0.0)?;
+    let logit = g.select(own, prediction, zero)?;
+    let logit = g.reduce_keep(ReduceOp::Sum, logit, &[axis])?;
+    let below = g.compare(CompareOp::Le, prediction, logit)?;
+    let above = g.unary(UnaryOp::Not, below)?;
+    let [above, own] = [above, own].map(|flags| {
+        let ones = g.cast(flags, DType::F32)?;
+        g.reduce(ReduceOp::Sum, ones, &[axis])
+    });
+    let (above, own) = (above?, own?);
+    let limit = g.constant_like(above, LARGEST)?;
+    let near = g.compare(CompareOp::Lt, above, limit)?;
+    let near = g.cast(near, DType::F32)?;
+    let hits = g.mul(near, own)?;
+    sum_all(g, hits)
+}
+
+/// For each class its hits, its predictions and its targets, one after the other: `[3 * classes]`.
+fn class_counts(g: &mut Graph, prediction: NodeId, target: NodeId, axis: usize, dense: bool) -> Result<NodeId, GraphError> {
+    let class = target_class(g, target, axis, dense)?;
+    let largest = g.push(Op::ArgReduce { op: ArgOp::Max, axis }, &[prediction])?;
+    let [actual, predicted] = [class, largest].map(|class| {
+        let flags = one_hot(g, prediction, class, axis)?;
+        g.cast(flags, DType::F32)
+    });
+    let (actual, predicted) = (actual?, predicted?);
+    let counted = g.reduce_keep(ReduceOp::Sum, actual, &[axis])?;
+    let predicted = g.mul(predicted, counted)?;
+    let hits = g.mul(predicted, actual)?;
+    let others: Vec<usize> = (0..g.ty(prediction).shape.rank()).filter(|&a| a != axis).collect();
+    let counts = [hits, predicted, actual].into_iter().map(|x| g.reduce(ReduceOp::Sum, x, &others));
+    let counts = counts.collect::<Result<Vec<_>, _>>()?;
+    g.push(Op::Concat { axis: 0 }, &counts)
+}
+
 /// Whether logit and probability are both above even odds, or both not.
 fn sides_agree(g: &mut Graph, logits: NodeId, probabilities: NodeId) -> Result<NodeId, GraphError> {
     let zero = g.constant_like(logits, 0.0)?;
@@ -126,7 +228,7 @@ fn sides_agree(g: &mut Graph, logits: NodeId, probabilities: NodeId) -> Result<N
     let predicted = g.compare(CompareOp::Gt, logits, zero)?;
     let wanted = g.compare(CompareOp::Gt, probabilities, half)?;
     let differ = g.binary(BinaryOp::Xor, predicted, wanted)?;
-    g.unary(meganeura_ir::UnaryOp::Not, differ)
+    g.unary(UnaryOp::Not, differ)
 }
 
 fn sum_all(g: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
@@ -150,8 +252,8 @@ mod tests {
         let sum = metric.sum(&mut g, loss, p, Some(t)).unwrap();
         g.output("sum", sum).unwrap();
         let environment = Environment::<f64>::from_tensors([prediction, target], []);
-        let sum = interpret(&g, &environment).unwrap().outputs()[0].to_f64_vec()[0];
-        sum / metric.units(loss, target, prediction.shape()[0])
+        let sums = interpret(&g, &environment).unwrap().outputs()[0].to_f64_vec();
+        metric.value(&sums, metric.units(loss, target, prediction.shape()[0]), 0.5)
     }
 
     #[test]
@@ -176,6 +278,37 @@ mod tests {
         let logits = Tensor::from_f32([4], &[-1.0, 2.0, 3.0, -4.0]);
         let labels = Tensor::from_f32([4], &[0.0, 1.0, 0.0, 1.0]);
         assert_eq!(mean(Metric::Accuracy, &Loss::BceWithLogits { pos_weight: None }, &logits, &labels), 0.5);
+    }
+
+    /// Six classes; ranks of the targets are 1, 5, 6 and ignored.
+    #[test]
+    fn top5_counts_targets_with_fewer_than_five_classes_above() {
+        let row = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0];
+        let logits = Tensor::from_f32([4, 6], &row.repeat(4));
+        let labels = Tensor::from_i64(DType::I64, [4], &[0, 4, 5, -100]);
+        assert!((mean(Metric::Top5, &CROSS_ENTROPY, &logits, &labels) - 2.0 / 3.0).abs() < 1e-6);
+        let nan = Tensor::from_f32([1, 6], &[f32::NAN; 6]);
+        assert_eq!(mean(Metric::Top5, &CROSS_ENTROPY, &nan, &Tensor::from_i64(DType::I64, [1], &[0])), 0.0);
+    }
+
+    /// `sklearn.metrics.f1_score([0, 0, 1, 2], [0, 1, 1, 1], average="macro")` is (2/3 + 1/2 + 0) / 3; the class 3 is nowhere.
+    #[test]
+    fn f1_is_the_mean_over_classes() {
+        let predicted = [0usize, 1, 1, 1, 3];
+        let logits: Vec<f32> = predicted.iter().flat_map(|&p| (0..4).map(move |c| if c == p { 1.0 } else { 0.0 })).collect();
+        let labels = Tensor::from_i64(DType::I64, [5], &[0, 0, 1, 2, -100]);
+        let found = mean(Metric::F1, &CROSS_ENTROPY, &Tensor::from_f32([5, 4], &logits), &labels);
+        assert!((found - (2.0 / 3.0 + 0.5) / 3.0).abs() < 1e-6, "{found}");
+    }
+
+    #[test]
+    fn perplexity_is_the_exponential_of_the_loss() {
+        let logits = Tensor::from_f32([1, 2], &[0.1, 0.9]);
+        let labels = Tensor::from_i64(DType::I64, [1], &[1]);
+        assert_eq!(mean(Metric::Perplexity, &CROSS_ENTROPY, &logits, &labels), 0.5_f64.exp());
+        let mut g = Graph::new();
+        let p = g.input("p", logits.ty().clone()).unwrap();
+        assert!(matches!(Metric::Perplexity.sum(&mut g, &Loss::Mse, p, Some(p)), Err(Error::Metric { .. })));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meganeura_import::{
-    ArtifactError, Bindings, Copies, Dim, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, RANDOM_KEY,
+    ArtifactError, Bindings, Copies, Dim, Head, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, RANDOM_KEY,
     Specialized, Warning,
 };
 use meganeura_ir::{Graph, Tensor, TensorType, random_key};
@@ -110,6 +110,15 @@ impl Model {
             changed.push((name, tensor.cast(expected.dtype)));
         }
         self.changed.extend(changed);
+        Ok(())
+    }
+
+    /// Gives the head of the model other tensors. What was set for the old ones is forgotten.
+    pub(crate) fn set_head(&mut self, head: &Head, weight: Tensor, bias: Option<Tensor>) -> Result<(), Error> {
+        self.imported.set_head(head, weight, bias).map_err(|e| self.import_error(e))?;
+        for tensor in std::iter::once(&head.weight).chain(&head.bias) {
+            self.changed.remove(&tensor.name);
+        }
         Ok(())
     }
 
@@ -235,7 +244,7 @@ impl Model {
         }
     }
 
-    fn import_error(&self, source: ImportError) -> Error {
+    pub(crate) fn import_error(&self, source: ImportError) -> Error {
         Error::Import { path: self.path.clone(), source: source.into() }
     }
 }

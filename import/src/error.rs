@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use meganeura_ir::{DType, GraphError, NodeId, TensorType};
 
 pub use crate::check::AttributeError;
+use crate::head::HeadError;
 use crate::limits::LimitError;
 use crate::tensor::TensorError;
 use crate::wire::WireError;
@@ -69,6 +70,8 @@ pub enum ImportError {
     IntegerRange { output: String, value: i64, dtype: DType },
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+    #[error(transparent)]
+    Head(#[from] HeadError),
 }
 
 impl ImportError {

@@ -20,6 +20,7 @@ mod export;
 mod external;
 mod flatten;
 mod fold;
+mod head;
 mod limits;
 mod model;
 mod narrow;
@@ -49,6 +50,7 @@ pub use error::{
     Warning,
 };
 pub use export::write_onnx;
+pub use head::{Head, HeadError, HeadTensor};
 pub use limits::{Limit, LimitError, LimitSettingError, Limits};
 pub use model::{Dim, ImportOptions, Model, ModelInput, ModelOutput, ModelParameter};
 pub use outline::{Outline, ValueKind};

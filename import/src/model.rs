@@ -156,6 +156,8 @@ pub struct Model {
     parameters: Vec<ModelParameter>,
     /// Where the data of each parameter is.
     stored: Vec<TensorProto>,
+    /// Values that took the place of the file's, by name.
+    replaced: HashMap<String, Tensor>,
     /// Parameters by their ordinal among the tensors of the file.
     by_ordinal: HashMap<u64, usize>,
     by_name: HashMap<String, usize>,
@@ -294,6 +296,7 @@ impl Model {
             outputs,
             parameters,
             stored,
+            replaced: HashMap::new(),
             by_ordinal,
             by_name,
             dequantized,
@@ -373,6 +376,9 @@ impl Model {
     /// If the model has no such parameter, or if its data is damaged, missing, or outside the model's folder.
     pub fn weight(&self, name: &str) -> Result<Tensor, ImportError> {
         let index = *self.by_name.get(name).ok_or_else(|| ImportError::UnknownParameter(name.to_owned()))?;
+        if let Some(tensor) = self.replaced.get(name) {
+            return Ok(tensor.clone());
+        }
         let stored_as_floats = self.artifact.as_ref().is_some_and(|artifact| artifact.dequantized);
         let recipe = self.dequantized.as_ref().and_then(|recipes| recipes.get(name));
         if let (Some(recipe), false) = (recipe, stored_as_floats) {
@@ -385,6 +391,26 @@ impl Model {
             None => self.storage.read(&self.stored[index]),
         };
         read.map_err(|source| ImportError::Tensor { name: name.to_owned(), source })
+    }
+
+    /// The position of a parameter.
+    pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Gives a parameter another value, and its shape.
+    pub(crate) fn replace(&mut self, name: &str, value: Tensor) {
+        if let Some(parameter) = self.by_name.get(name).and_then(|&index| self.parameters.get_mut(index)) {
+            parameter.shape = value.shape().clone();
+            self.replaced.insert(name.to_owned(), value);
+        }
+    }
+
+    /// Edits the declared sizes of the outputs among `values`.
+    pub(crate) fn set_output_classes(&mut self, values: &HashSet<String>, edit: impl Fn(&mut [Dim])) {
+        for output in self.outputs.iter_mut().filter(|o| values.contains(&o.name)) {
+            output.dims.iter_mut().for_each(|dims| edit(dims));
+        }
     }
 
     /// The parameter whose data is the tensor of this ordinal in the file.

@@ -11,7 +11,9 @@ mod graph;
 pub mod interpreter;
 mod op;
 mod random;
+mod samples;
 mod shape;
+mod split;
 mod tensor;
 pub mod testing;
 pub mod text;
@@ -28,6 +30,8 @@ pub use op::{
     UnaryOp, WindowDims,
 };
 pub use random::{random_key, random_key_type};
+pub use samples::{SampleAxis, SampleDependence, sample_dependence};
 pub use shape::{MAX_RANK, Shape, TensorType};
+pub use split::{Cut, Split};
 pub use tensor::{RangeError, Tensor, TensorSizeError};
 pub use typing::{MAX_ELEMENTS, TypeError, gathered_shape, infer};

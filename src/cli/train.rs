@@ -9,9 +9,10 @@ use meganeura::checkpoint::{self, Checkpoint, CheckpointFolder};
 use meganeura::log::{Event, RunLog};
 use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
+use meganeura::tensorboard::EventFile;
 use meganeura::{
-    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, Length, Metric, Model, Pattern, Phase, StepReport, TrainOptions,
-    TrainedGroup, Trainer,
+    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, Metric, Model, Pattern, Phase,
+    PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
 };
 use serde_json::json;
 
@@ -38,13 +39,28 @@ pub struct TrainArgs {
     /// Held-out data: evaluated before, after each epoch, and at the end
     #[arg(long, value_name = "EVAL")]
     eval: Option<PathBuf>,
-    /// What evaluation reports besides the loss: accuracy or mse [default: accuracy for cross_entropy]
+    /// What evaluation reports besides the loss: accuracy, top5, f1, mse or perplexity [default: accuracy for cross_entropy]
     #[arg(long, requires = "eval")]
     metric: Option<Metric>,
+    /// Replace the last layer by one of N classes
+    #[arg(long, value_name = "N")]
+    classes: Option<usize>,
+    /// The weight of the layer to replace [default: that of the last layer before the output]
+    #[arg(long, value_name = "NAME", requires = "classes")]
+    head: Option<String>,
+    /// Old classes keep their weights; only further ones begin anew
+    #[arg(long, requires = "classes")]
+    keep_rows: bool,
     #[command(flatten)]
     phase: PhaseArgs,
     #[command(flatten)]
     length: LengthArgs,
+    /// Stop after N evaluations in a row that are no better than the best: by the metric, or by the loss without one
+    #[arg(long, value_name = "N", requires = "eval", value_parser = clap::value_parser!(u64).range(1..))]
+    patience: Option<u64>,
+    /// Write the weights of the best evaluation of this run instead of the last
+    #[arg(long, requires = "eval")]
+    keep_best: bool,
     /// Samples per batch [default: what the model fixes, else 32]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
@@ -73,6 +89,10 @@ pub struct TrainArgs {
     /// Decides the order of the samples and all random numbers [default: 0, or what the resumed run had]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Memory for values that training cannot change, which are computed once per sample, for instance 500M or 2G (more goes to a
+    /// temporary file); or off [default: 1G]
+    #[arg(long, value_name = "MEM", value_parser = parse_cache)]
+    cache: Option<PrefixCache>,
     /// Folder for checkpoints step-N.safetensors
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -88,6 +108,9 @@ pub struct TrainArgs {
     /// Write one JSON object per step and event
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Write event files for TensorBoard into this folder
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
     /// Draw the loss over the steps
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
@@ -110,6 +133,18 @@ struct LengthArgs {
     /// Optimiser steps
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+}
+
+/// `off`, or a number of bytes, perhaps in units of K, M or G.
+fn parse_cache(text: &str) -> Result<PrefixCache, String> {
+    if text == "off" {
+        return Ok(PrefixCache::Off);
+    }
+    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30)];
+    let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(*unit)?, *bytes)));
+    let (digits, unit) = unit.unwrap_or((text, 1));
+    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    bytes.map(PrefixCache::Memory).ok_or_else(|| "write off, or a size such as 500M or 2G".to_string())
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {
@@ -138,9 +173,19 @@ impl TrainArgs {
             train: self.train.clone(),
             freeze: self.freeze.clone(),
             seed,
+            cache: self.cache.unwrap_or_default(),
             bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
             ..TrainOptions::new(objective)
         })
+    }
+
+    fn resize_head(&self, model: &mut Model, seed: u64) -> Result<(), Failure> {
+        let Some(classes) = self.classes else { return Ok(()) };
+        let (output, weight) = (self.objective.objective()?.output, self.head.clone());
+        let options = HeadOptions { classes, output, weight, keep_rows: self.keep_rows, seed };
+        let head = model.resize_head(&options)?;
+        eprintln!("{}: {classes} classes instead of {}", head.weight.name, head.classes);
+        Ok(())
     }
 
     /// What the run needs and cannot make later: every file that it will write.
@@ -173,6 +218,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     let resumed = args.resumed()?;
     let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
     let mut model = args.model.open_to_train()?;
+    args.resize_head(&mut model, seed)?;
     let options = args.options(&model, seed)?;
     let data = Dataset::open(&args.data).map_err(Error::from)?;
     let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
@@ -200,7 +246,17 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         let decay = optimizer.weight_decay();
         eprintln!("group of {first:?} and {more} more: learning rate {learning_rate}, weight decay {decay}");
     }
+    if trainer.reads_logits() {
+        eprintln!("the model ends in a softmax: the loss reads its operand");
+    }
+    if let Some(FrozenPrefix { operations, bytes_per_sample, bytes_in_file, .. }) = trainer.frozen_prefix() {
+        let file = if bytes_in_file > 0 { format!(", {bytes_in_file} bytes in a temporary file") } else { String::new() };
+        eprintln!(
+            "{operations} operations before the weights that train run once per sample: {bytes_per_sample} bytes each{file}"
+        );
+    }
     let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
+    let events = args.tensorboard.as_deref().map(EventFile::create).transpose().map_err(Error::from)?;
     let start = Event::Start {
         samples: trainer.samples(),
         batch: trainer.batch(),
@@ -217,7 +273,10 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer,
         evaluator,
         folder,
-        record: Record { log, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
+        best: None,
+        patience: args.patience,
+        keep_best: args.keep_best,
+        record: Record { log, events, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
     };
     run.record.log(&start)?;
     let outcome = run.train();
@@ -225,6 +284,10 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     outcome?;
 
     run.trainer.update(&mut model)?;
+    if let Some(Best { step, weights: Some(weights), evaluation, .. }) = run.best.take() {
+        eprintln!("the weights are those after {step} steps: {}", describe(&evaluation));
+        model.set_weights(weights)?;
+    }
     model.save(&args.out)?;
     eprintln!("wrote {}", args.out.display());
     if let Some(path) = &args.plot {
@@ -240,12 +303,27 @@ struct Run {
     folder: Option<CheckpointFolder>,
     /// Steps between checkpoints.
     every: u64,
+    best: Option<Best>,
+    /// Evaluations without a better one before the run stops.
+    patience: Option<u64>,
+    keep_best: bool,
     record: Record,
+}
+
+/// The best evaluation so far.
+struct Best {
+    step: u64,
+    evaluation: Evaluation,
+    /// Evaluations since then.
+    since: u64,
+    /// Of the model, where they are to be kept.
+    weights: Option<Vec<(String, Tensor)>>,
 }
 
 /// What is remembered and shown of a run.
 struct Record {
     log: Option<RunLog>,
+    events: Option<EventFile>,
     progress: Progress,
     started: Instant,
     /// `(step, loss)`
@@ -271,6 +349,12 @@ impl Run {
             }
             if evaluation == Some(stop) || stop == total {
                 self.evaluate()?;
+                if let Some(best) = self.best.as_ref().filter(|best| self.patience.is_some_and(|most| best.since >= most)) {
+                    let best_step = best.step;
+                    self.record.progress.note(&format!("stopped after {stop} steps: no evaluation after {best_step} was better"));
+                    self.record.log(&Event::Stopped { step: stop, best_step })?;
+                    return if checkpoint == Some(stop) { Ok(()) } else { self.checkpoint() };
+                }
             }
         }
         Ok(())
@@ -287,6 +371,13 @@ impl Run {
         let Some(evaluator) = &mut self.evaluator else { return Ok(()) };
         let step = self.trainer.step();
         let evaluation = self.trainer.evaluate(evaluator)?;
+        match &mut self.best {
+            Some(best) if !evaluation.improves_on(&best.evaluation) => best.since += 1,
+            best => {
+                let weights = if self.keep_best { Some(self.trainer.tuned()?.into_iter().collect()) } else { None };
+                *best = Some(Best { step, evaluation, since: 0, weights });
+            }
+        }
         self.record.evaluation(step, evaluation)
     }
 
@@ -335,6 +426,10 @@ impl Record {
         self.losses.push((step, loss));
         self.progress.step(step, loss);
         let (samples_per_second, seconds) = (self.progress.speed(step), self.seconds());
+        if let Some(events) = &mut self.events {
+            let values = [("train/loss", loss), ("train/learning_rate", learning_rate)];
+            events.scalars(step, &values).map_err(Error::from)?;
+        }
         self.log(&Event::Step { step, epoch, loss, learning_rate, samples_per_second, seconds })
     }
 
@@ -344,6 +439,11 @@ impl Record {
         let Evaluation { samples, loss, metric } = evaluation;
         let (metric, value) = metric.map(|(metric, value)| (metric.name(), value)).unzip();
         let seconds = self.seconds();
+        if let Some(events) = &mut self.events {
+            let metric = metric.map(|metric| format!("evaluation/{metric}"));
+            let values = [Some(("evaluation/loss", loss)), metric.as_deref().zip(value)];
+            events.scalars(step, &values.into_iter().flatten().collect::<Vec<_>>()).map_err(Error::from)?;
+        }
         self.log(&Event::Evaluation { step, samples, loss, metric, value, seconds })
     }
 
@@ -368,5 +468,8 @@ mod tests {
     #[test]
     fn numbers_out_of_range_are_refused() {
         assert!(parse_count("0").is_err() && parse_count("2") == Ok(2));
+        assert_eq!(parse_cache("off"), Ok(PrefixCache::Off));
+        assert_eq!((parse_cache("3K"), parse_cache("9")), (Ok(PrefixCache::Memory(3072)), Ok(PrefixCache::Memory(9))));
+        assert!(parse_cache("G").is_err() && parse_cache("99999999999G").is_err());
     }
 }

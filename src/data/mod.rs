@@ -7,6 +7,7 @@
 //! the caller names.
 
 mod array;
+mod cache;
 mod csv;
 mod npy;
 mod npz;
@@ -20,7 +21,9 @@ use std::path::{Path, PathBuf};
 use meganeura_ir::{DType, Shape, Tensor, TensorType};
 
 pub use array::Array;
+pub(crate) use cache::RecordCache;
 pub use npz::write_npz;
+pub(crate) use order::SplitMix64;
 pub use order::epoch_order;
 pub use samples::{Samples, TARGET_INPUT, Target};
 

@@ -13,14 +13,20 @@ pub fn epoch_order(seed: u64, epoch: u64, samples: usize) -> Vec<usize> {
     order
 }
 
-struct SplitMix64(u64);
+/// A generator of random numbers whose stream is the same everywhere.
+pub(crate) struct SplitMix64(pub u64);
 
 impl SplitMix64 {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// A number from `-bound` to below `bound`, of 53 random bits.
+    pub fn symmetric(&mut self, bound: f64) -> f64 {
+        ((self.next() >> 11) as f64 * (2.0 / (1u64 << 53) as f64) - 1.0) * bound
     }
 
     /// A number below `bound`, by the high half of a 128-bit product. Its bias is below `bound / 2^64`.

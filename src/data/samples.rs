@@ -103,6 +103,21 @@ impl Samples {
         self.count
     }
 
+    /// The same samples with only the columns whose input in the graph `keep` names.
+    pub(crate) fn only(&self, keep: impl Fn(&str) -> bool) -> Samples {
+        let kept = |column: &&Column| keep(&column.name);
+        Samples {
+            inputs: self.inputs.iter().filter(kept).cloned().collect(),
+            target: self.target.as_ref().filter(kept).cloned(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the array of an input has an axis of samples; `None` if no array feeds the input.
+    pub(crate) fn has_axis(&self, input: &str) -> Option<bool> {
+        self.inputs.iter().find(|c| c.name == input).map(|c| c.array.samples().is_some())
+    }
+
     /// The shapes of the model's inputs in a batch of `batch` samples, or as they are.
     pub fn shapes(&self, batch: Option<usize>) -> BTreeMap<String, Vec<usize>> {
         self.inputs.iter().map(|c| (c.name.clone(), c.ty(batch).shape.to_vec())).collect()

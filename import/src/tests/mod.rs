@@ -5,6 +5,7 @@ mod corpus;
 mod dequantize;
 mod external;
 mod functions;
+mod head;
 mod report;
 mod sequence;
 mod sparse;
