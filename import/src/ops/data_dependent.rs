@@ -25,19 +25,20 @@ fn indices(c: &mut Context, values: &[usize]) -> Result<NodeId, OpError> {
     c.constant_tensor(Tensor::from_i64(DType::I64, [values.len()], &values))
 }
 
+/// The data and its `axis`; without the attribute, all elements in a row.
+fn along_axis(c: &mut Context) -> Result<(NodeId, usize), OpError> {
+    let x = c.input(0)?;
+    let shape = c.shape(x);
+    match c.int("axis")? {
+        Some(axis) => Ok((x, context::axis(axis, shape.rank())?)),
+        None => Ok((c.reshape(x, [shape.numel()])?, 0)),
+    }
+}
+
 /// The slices along `axis` where the condition holds; of all elements, taken as one axis, without `axis`.
 pub(super) fn compress(c: &mut Context) -> Result<NodeId, OpError> {
-    let axis = c.int("axis")?;
     let condition = c.known_ints(1)?.ok_or(OpError::MissingInput(1))?;
-    let mut x = c.input(0)?;
-    let shape = c.shape(x);
-    let axis = match axis {
-        Some(axis) => context::axis(axis, shape.rank())?,
-        None => {
-            x = c.reshape(x, [shape.numel()])?;
-            0
-        }
-    };
+    let (x, axis) = along_axis(c)?;
     let kept: Vec<usize> = (0..condition.len()).filter(|&i| condition[i] != 0).collect();
     let size = c.shape(x)[axis];
     if let Some(&index) = kept.last().filter(|&&i| i >= size) {
@@ -84,17 +85,9 @@ struct Group {
 /// The distinct slices along an axis (without one, the distinct elements), ascending or in the order of their first occurrence; for
 /// each its first position and its count; and for each position the number of its slice among the distinct ones.
 pub(super) fn unique(c: &mut Context) -> Result<Vec<NodeId>, OpError> {
-    let (axis, sorted) = (c.int("axis")?, c.flag("sorted", true)?);
+    let sorted = c.flag("sorted", true)?;
     let known = c.known_input(0)?.ok_or(OpError::MissingInput(0))?;
-    let mut x = c.input(0)?;
-    let shape = c.shape(x);
-    let axis = match axis {
-        Some(axis) => context::axis(axis, shape.rank())?,
-        None => {
-            x = c.reshape(x, [shape.numel()])?;
-            0
-        }
-    };
+    let (x, axis) = along_axis(c)?;
     let shape = c.shape(x);
     table_size(shape.numel())?;
     let (size, trail) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
