@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use meganeura_autodiff::{gradients, vjp};
 use meganeura_import::Bindings;
-use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor, random_key};
-use meganeura_runtime::{Device, Session};
+use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor};
+use meganeura_runtime::Device;
 
 use crate::data::{Dataset, Samples, TARGET_INPUT};
 use crate::error::Error;
-use crate::model::{Model, supplied};
+use crate::model::Model;
 use crate::objective::{Forward, Objective};
-use crate::predictor::{by_name, compile, place_weights};
+use crate::predictor::by_name;
 
 /// What to differentiate by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,14 +55,9 @@ impl Model {
         for ((name, _), gradient) in nodes.iter().zip(by) {
             graph.output(name.clone(), gradient)?;
         }
-        let tensors = samples.tensors();
-        let (tensors, key) = (by_name(&tensors), random_key(0, 0));
-        let inputs = supplied(&graph, &tensors, &key);
-        let program = compile(graph, device)?;
-        let store = place_weights(self, device, &program)?;
-        let mut outputs = Session::new(device, program, &store)?.run(&inputs)?.into_iter();
-        let loss = outputs.next().and_then(|loss| loss.scalar_f64()).unwrap_or(f64::NAN);
-        Ok(Gradients { loss, gradients: nodes.into_iter().map(|(name, _)| name).zip(outputs).collect() })
+        let mut outputs = self.run_graph(device, graph, &by_name(&samples.tensors()))?.into_iter();
+        let loss = outputs.next().and_then(|(_, loss)| loss.scalar_f64()).unwrap_or(f64::NAN);
+        Ok(Gradients { loss, gradients: outputs.collect() })
     }
 
     /// Gradients of `sum(output * cotangent)` over the outputs that `cotangents` names, by every parameter, statistics included, in f32.
@@ -95,12 +90,7 @@ impl Model {
         for (name, &gradient) in names.iter().zip(&by) {
             graph.output(name, gradient)?;
         }
-        let key = random_key(0, 0);
-        let inputs = supplied(&graph, inputs, &key);
-        let program = compile(graph, device)?;
-        let store = place_weights(self, device, &program)?;
-        let outputs = Session::new(device, program, &store)?.run(&inputs)?;
-        Ok(names.into_iter().zip(outputs).collect())
+        Ok(self.run_graph(device, graph, inputs)?.into_iter().collect())
     }
 
     fn differentiable(&self, graph: &mut Graph, wrt: WithRespectTo) -> Result<Vec<(String, NodeId)>, Error> {

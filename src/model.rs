@@ -199,9 +199,19 @@ impl Model {
         specialized: Specialized,
         inputs: &[(&str, &Tensor)],
     ) -> Result<Vec<(String, Tensor)>, Error> {
+        self.run_graph(device, specialized.graph, inputs)
+    }
+
+    /// Runs a graph over the weights of this model once, on those of `inputs` that it takes.
+    pub(crate) fn run_graph(
+        &self,
+        device: &Arc<Device>,
+        graph: Graph,
+        inputs: &[(&str, &Tensor)],
+    ) -> Result<Vec<(String, Tensor)>, Error> {
         let key = random_key(0, 0);
-        let inputs = supplied(&specialized.graph, inputs, &key);
-        Predictor::new(self, device, specialized.graph)?.run(&inputs)
+        let inputs = supplied(&graph, inputs, &key);
+        Predictor::new(self, device, graph)?.run(&inputs)
     }
 
     /// Writes today's weights and the structure as one safetensors file: every command opens it, and any safetensors library reads the
@@ -250,7 +260,7 @@ impl Model {
 }
 
 /// The tensors among `inputs` that `graph` still takes as inputs, and `key` where it draws random numbers and `inputs` hold no key.
-pub(crate) fn supplied<'a>(graph: &Graph, inputs: &[(&'a str, &'a Tensor)], key: &'a Tensor) -> Vec<(&'a str, &'a Tensor)> {
+fn supplied<'a>(graph: &Graph, inputs: &[(&'a str, &'a Tensor)], key: &'a Tensor) -> Vec<(&'a str, &'a Tensor)> {
     let given = inputs.iter().any(|(name, _)| *name == RANDOM_KEY);
     let inputs = inputs.iter().copied().chain((!given).then_some((RANDOM_KEY, key)));
     inputs.filter(|(name, _)| graph.inputs().iter().any(|input| input.name == *name)).collect()

@@ -85,11 +85,7 @@ impl Objective {
         }
         let mut graph = match batch {
             Some(_) => model.specialize(&bindings)?.graph,
-            None => {
-                let tensors = samples.tensors();
-                let inputs: Vec<_> = by_name(&tensors).into_iter().filter(|(name, _)| *name != TARGET_INPUT).collect();
-                model.specialize_on(&bindings, &inputs)?.graph
-            }
+            None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
         };
         let mut prediction = graph.output_node(output).ok_or(Error::NoOutput)?;
         graph.clear_outputs();
