@@ -39,6 +39,10 @@ pub enum Error {
     NoOutput,
     #[error("no parameter matches {pattern:?}; the first names are {}", examples.join(", "))]
     NoMatch { pattern: String, examples: Vec<String> },
+    #[error("the phase {phase} needs a loss: give --loss")]
+    NoObjective { phase: &'static str },
+    #[error("size {dim:?} of input {input:?} is open: give --dim {dim}=N, or data")]
+    OpenSize { input: String, dim: String },
     #[error("nothing to train: {reason}")]
     NothingToTrain { reason: &'static str },
     #[error("{samples} samples do not fill one step of {batch}: choose a smaller --batch or --accumulate")]

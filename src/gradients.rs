@@ -93,7 +93,7 @@ impl Model {
         Ok(self.run_graph(device, graph, inputs)?.into_iter().collect())
     }
 
-    fn differentiable(&self, graph: &mut Graph, wrt: WithRespectTo) -> Result<Vec<(String, NodeId)>, Error> {
+    pub(crate) fn differentiable(&self, graph: &mut Graph, wrt: WithRespectTo) -> Result<Vec<(String, NodeId)>, Error> {
         let named: Vec<(String, Op)> = match wrt {
             WithRespectTo::Parameters => {
                 let trainable = self.parameters().iter().filter(|p| p.trainable);

@@ -31,6 +31,7 @@
 //! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
 //! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 
+pub mod bench;
 pub mod checkpoint;
 pub mod data;
 mod error;
@@ -50,6 +51,7 @@ mod tensor_file;
 pub mod tensorboard;
 mod trainer;
 mod training_step;
+mod workload;
 
 pub use data::Dataset;
 pub use error::{Error, NonFinite};
@@ -66,6 +68,7 @@ pub use prefix::{FrozenPrefix, PrefixCache};
 pub use schedule::{Anneal, Decay, Schedule};
 pub use tensor_file::write_tensors;
 pub use trainer::{Length, StepReport, TrainOptions, Trainer};
+pub use workload::{WorkPhase, Workload};
 
 pub use meganeura_autodiff::{self as autodiff, Loss, Optimizer};
 pub use meganeura_codegen as codegen;

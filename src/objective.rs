@@ -69,6 +69,11 @@ impl Objective {
         }
     }
 
+    /// What the loss judges, in a graph of the model.
+    pub(crate) fn output_node(&self, model: &Model, graph: &Graph) -> Result<NodeId, Error> {
+        graph.output_node(self.output_name(model)?).ok_or(Error::NoOutput)
+    }
+
     /// The forward pass and the loss for batches of `batch` samples, or for the arrays as they are. Afterwards `samples` gives targets
     /// in the dtype of the graph.
     pub(crate) fn build(
@@ -78,7 +83,6 @@ impl Objective {
         batch: Option<usize>,
         bindings: &Bindings,
     ) -> Result<Forward, Error> {
-        let output = self.output_name(model)?;
         let mut bindings = bindings.clone();
         for (input, shape) in samples.shapes(batch) {
             bindings.shapes.entry(input).or_insert(shape);
@@ -87,7 +91,7 @@ impl Objective {
             Some(_) => model.specialize(&bindings)?.graph,
             None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
         };
-        let mut prediction = graph.output_node(output).ok_or(Error::NoOutput)?;
+        let mut prediction = self.output_node(model, &graph)?;
         graph.clear_outputs();
         let mut softmax = None;
         let target = match samples.target_type(batch) {

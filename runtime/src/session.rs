@@ -256,6 +256,18 @@ impl Session {
         Ok(ticket)
     }
 
+    /// Runs one step on the inputs that are on the device, and waits for it. Outputs stay there: see [`Session::read_outputs`].
+    pub fn replay(&mut self) -> Result<(), SessionError> {
+        let slot = &mut self.slots[self.next_step as usize % SLOTS];
+        slot.encoder.wait()?;
+        slot.step = None;
+        for range in &self.submissions {
+            slot.encoder.submit(|encoder| step::record(encoder, "step", &self.pipelines, &self.dispatches[range.clone()]))?;
+        }
+        self.next_step += 1;
+        Ok(slot.encoder.wait()?)
+    }
+
     /// Waits for a step and returns its outputs in the program's order.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Vec<Tensor>, SessionError> {
         if ticket.session != self.id {

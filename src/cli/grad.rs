@@ -13,6 +13,7 @@ use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
 /// Compute a loss and its gradient over the arrays of a file, as one batch
 #[derive(Debug, Args)]
+#[command(mut_arg("loss", |loss| loss.required(true)))]
 #[command(after_help = "Example:\n  meganeura grad model.onnx --data in.npz --loss mse -o grads.safetensors")]
 pub struct GradArgs {
     #[command(flatten)]

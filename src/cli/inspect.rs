@@ -1,13 +1,15 @@
 //! `meganeura inspect`: each stage of a model, for people.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use meganeura::codegen::program::{Program, Region};
-use meganeura::codegen::{CompileOptions, Compiled, compile};
-use meganeura::{Error, Model};
+use meganeura::codegen::{CompileOptions, Compiled, DeviceProfile, compile};
+use meganeura::{Dataset, Error, Model, WorkPhase};
 
 use super::dot::dot;
+use super::objective::ObjectiveArgs;
 use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all};
 
 /// Show a model: what is in it, its graph, its plan, or a kernel
@@ -23,9 +25,42 @@ pub struct InspectArgs {
     view: View,
     #[command(flatten)]
     device: DeviceArgs,
+    /// With --plan or --wgsl: of the training step with this loss instead of inference
+    #[command(flatten)]
+    objective: ObjectiveArgs,
+    /// With --plan or --wgsl: inference, training (with gradients) or step (with AdamW too) [default: step with a loss, else inference]
+    #[arg(long, value_name = "PHASE")]
+    phase: Option<WorkPhase>,
+    /// Arrays that sizes come from, with --loss: .npz, .safetensors or .csv
+    #[arg(long, value_name = "IN")]
+    data: Option<PathBuf>,
+    /// Plan for a kind of device instead of the one at hand
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "device")]
+    kind: Option<Kind>,
+    /// Leave out equality saturation
+    #[arg(long)]
+    unsaturated: bool,
     /// Print JSON: of the summary and of the parameters
     #[arg(long, conflicts_with_all = ["graph", "plan", "wgsl", "dot"])]
     json: bool,
+}
+
+/// A device that need not be there.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    /// Any GPU: what Vulkan and Metal guarantee
+    Generic,
+    /// A CPU behind Vulkan
+    Software,
+}
+
+impl Kind {
+    fn profile(self) -> DeviceProfile {
+        match self {
+            Kind::Generic => DeviceProfile::generic(),
+            Kind::Software => DeviceProfile::software(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -49,7 +84,10 @@ struct View {
 }
 
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
-    let model = args.model.open(&args.outputs)?;
+    let model = match (args.objective.given()?, args.outputs.as_slice()) {
+        (Some(_), []) => args.model.open_to_train()?,
+        _ => args.model.open(&args.outputs)?,
+    };
     let view = &args.view;
     if view.graph || view.dot {
         let specialized = model.specialize(&args.model.bindings(&model))?;
@@ -68,9 +106,23 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
 }
 
 fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
-    let device = args.device.open()?;
-    let graph = model.specialize(&args.model.bindings(model))?.graph.verify().map_err(Error::from)?;
-    Ok(compile(&graph, device.profile(), &CompileOptions::default()).map_err(Error::from)?)
+    let profile = match args.kind {
+        Some(kind) => kind.profile(),
+        None => args.device.open()?.profile().clone(),
+    };
+    let bindings = args.model.bindings(model);
+    let objective = args.objective.given()?;
+    let phase = args.phase.unwrap_or(if objective.is_some() { WorkPhase::Step } else { WorkPhase::Inference });
+    let data = args.data.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
+    let graph = match (phase, &data) {
+        (WorkPhase::Inference, None) => model.specialize(&bindings)?.graph,
+        _ => model.workload(phase, objective.as_ref(), None, data.as_ref(), &bindings)?.graph,
+    };
+    let mut options = CompileOptions::default();
+    if args.unsaturated {
+        options.saturate = None;
+    }
+    Ok(compile(&graph.verify().map_err(Error::from)?, &profile, &options).map_err(Error::from)?)
 }
 
 /// What the compiler did, then every dispatch in order.

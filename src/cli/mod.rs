@@ -1,6 +1,7 @@
 //! Commands, their shared arguments, and how they end: data goes to stdout, all else to stderr; the exit code is 0 for success, 1 where a
 //! run or a check failed, 2 for bad usage or bad input.
 
+mod bench;
 mod devices;
 mod dot;
 mod export;
@@ -40,6 +41,7 @@ enum Command {
     Train(Box<train::TrainArgs>),
     Grad(grad::GradArgs),
     Export(export::ExportArgs),
+    Bench(bench::BenchArgs),
     Devices(devices::DevicesArgs),
 }
 
@@ -51,6 +53,7 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Grad(args) => grad::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
     };
     match done {

@@ -1,4 +1,4 @@
-//! What a command minimises: the flags that `train` and `grad` share.
+//! What a command minimises: the flags that all share which differentiate.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::Failure;
 pub struct ObjectiveArgs {
     /// cross_entropy, mse, bce, l1, huber, smooth_l1, kl, or output: the model computes the loss itself
     #[arg(long, value_parser = parse_loss)]
-    pub loss: Loss,
+    loss: Option<Loss>,
     /// Name of the target in the data [default: target, label or y]
     #[arg(long, value_name = "KEY")]
     target: Option<String>,
@@ -37,13 +37,21 @@ pub struct ObjectiveArgs {
 
 impl ObjectiveArgs {
     /// # Errors
-    /// A flag means nothing to the loss.
+    /// There is no loss, or a flag means nothing to it.
     pub fn objective(&self) -> Result<Objective, Failure> {
-        Ok(Objective { loss: self.loss()?, output: self.output.clone(), target: self.target.clone() })
+        self.given()?.ok_or_else(|| Failure::input("give --loss"))
     }
 
-    fn loss(&self) -> Result<Loss, Failure> {
-        let mut loss = self.loss.clone();
+    /// The objective, if there is a loss.
+    ///
+    /// # Errors
+    /// A flag means nothing to the loss.
+    pub fn given(&self) -> Result<Option<Objective>, Failure> {
+        let objective = |loss| Objective { loss, output: self.output.clone(), target: self.target.clone() };
+        Ok(self.loss.clone().map(|loss| self.with_attributes(loss)).transpose()?.map(objective))
+    }
+
+    fn with_attributes(&self, mut loss: Loss) -> Result<Loss, Failure> {
         let mut unused = vec![
             ("label-smoothing", self.label_smoothing.is_some()),
             ("ignore-index", self.ignore_index.is_some()),

@@ -24,6 +24,7 @@ use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 
 /// Fine-tune a model
 #[derive(Debug, Args)]
+#[command(mut_arg("loss", |loss| loss.required(true)))]
 #[command(after_help = "Examples:
   meganeura train model.onnx --data train.npz --loss cross_entropy -o tuned.safetensors
   meganeura train model.onnx --data train.npz --eval test.npz --loss cross_entropy --epochs 5 --batch 32 \\
@@ -229,7 +230,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(checkpoint) = &resumed {
         trainer.resume(checkpoint)?;
     }
-    let metric = args.metric.or(Metric::default_of(&args.objective.loss));
+    let metric = args.metric.or(Metric::default_of(&args.objective.objective()?.loss));
     let evaluator = held_out.map(|data| trainer.evaluator(&model, &data, metric)).transpose()?;
     let (trained, total) = (trainer.trained().len(), trainer.total_steps());
     eprintln!(

@@ -1,0 +1,139 @@
+//! How long a model takes on a device, and which kernels take it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meganeura_codegen::{CompileOptions, CompileReport};
+use meganeura_runtime::{Device, DispatchTime, Session, SessionError};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::model::Model;
+use crate::predictor::{by_name, place_weights};
+use crate::workload::Workload;
+
+/// How often to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BenchOptions {
+    /// Runs that do not count.
+    pub warm_up: usize,
+    /// Runs of which the median is taken; at least 1.
+    pub runs: usize,
+    /// Whether to time every dispatch in a run of its own afterwards.
+    pub kernels: bool,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        BenchOptions { warm_up: 5, runs: 20, kernels: true }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// The host's time from submission until the device is done, inputs and outputs staying on the device. One per run.
+    pub times: Vec<Duration>,
+    /// The same with inputs that come from the host and outputs that go there.
+    pub with_transfers: Vec<Duration>,
+    /// Of each dispatch, in a pass of its own, so that nothing overlaps. Empty if not asked for or the device has no timer.
+    pub dispatches: Vec<DispatchTime>,
+    pub report: CompileReport,
+    /// From the graph to the program.
+    pub compile: Duration,
+    /// From the program to a session: pipelines and memory.
+    pub open: Duration,
+}
+
+/// The middle of the times; the later of two.
+pub fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+impl Measurement {
+    /// Dispatches and time by kernel label, the longest first.
+    pub fn by_kernel(&self) -> Vec<(String, usize, Duration)> {
+        let mut sums: Vec<(String, usize, Duration)> = Vec::new();
+        for dispatch in &self.dispatches {
+            match sums.iter_mut().find(|(label, ..)| *label == dispatch.label) {
+                Some((_, count, time)) => {
+                    *count += 1;
+                    *time += dispatch.time;
+                }
+                None => sums.push((dispatch.label.clone(), 1, dispatch.time)),
+            }
+        }
+        sums.sort_by_key(|(_, _, time)| std::cmp::Reverse(*time));
+        sums
+    }
+
+    /// The dispatches one after the other as a trace that ui.perfetto.dev opens: Chrome's JSON format, in microseconds.
+    pub fn trace(&self, name: &str) -> Value {
+        let mut start = 0.0;
+        let events = self.dispatches.iter().map(|dispatch| {
+            let duration = dispatch.time.as_secs_f64() * 1e6;
+            let event = json!({
+                "name": dispatch.label, "cat": name, "ph": "X", "ts": start, "dur": duration, "pid": 1, "tid": 1,
+                "args": { "dispatch": dispatch.dispatch },
+            });
+            start += duration;
+            event
+        });
+        json!({ "traceEvents": events.collect::<Vec<_>>(), "displayTimeUnit": "ns", "otherData": { "phase": name } })
+    }
+}
+
+impl Model {
+    /// Compiles a workload and measures it. A training step changes the weights on the device only, not the model's.
+    ///
+    /// # Errors
+    /// The device cannot hold or run the workload.
+    pub fn measure(&self, device: &Arc<Device>, workload: Workload, options: BenchOptions) -> Result<Measurement, Error> {
+        let Workload { graph, inputs } = workload;
+        let started = Instant::now();
+        let compiled = meganeura_codegen::compile(&graph.verify()?, device.profile(), &CompileOptions::default())?;
+        let compile = started.elapsed();
+        let started = Instant::now();
+        let program = Arc::new(compiled.program);
+        let store = place_weights(self, device, &program)?;
+        let mut session = Session::new(device, program, &store)?;
+        let open = started.elapsed();
+        let inputs = by_name(&inputs);
+        session.write_inputs(&inputs)?;
+        let mut timed = |run: &mut dyn FnMut(&mut Session) -> Result<(), Error>| {
+            let mut times = Vec::with_capacity(options.runs);
+            for count in 0..options.warm_up + options.runs.max(1) {
+                let started = Instant::now();
+                run(&mut session)?;
+                if count >= options.warm_up {
+                    times.push(started.elapsed());
+                }
+            }
+            Ok::<_, Error>(times)
+        };
+        let times = timed(&mut |session| Ok(session.replay()?))?;
+        let with_transfers = timed(&mut |session| Ok(session.run(&inputs).map(drop)?))?;
+        let dispatches = match options.kernels {
+            true => match session.profile(&inputs) {
+                Err(SessionError::NoTimer) => Vec::new(),
+                times => times?,
+            },
+            false => Vec::new(),
+        };
+        Ok(Measurement { times, with_transfers, dispatches, report: compiled.report, compile, open })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        let times = [5, 1, 9].map(Duration::from_millis);
+        assert_eq!(median(&times), Duration::from_millis(5));
+        assert_eq!(median(&[]), Duration::ZERO);
+    }
+}
