@@ -190,7 +190,7 @@ fn label(graph: &Graph, group: &Group) -> String {
 /// Checks a kernel against the device's limits, and its text with naga.
 fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &DeviceProfile) -> Result<Kernel, CompileError> {
     let body = &kernel.body;
-    let shared: u64 = body.shared.iter().map(|(_, length)| u64::from(*length) * 4).sum();
+    let shared: u64 = body.shared.iter().map(|array| u64::from(array.length) * 4).sum();
     let checks = [
         ("storage buffers", body.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
         ("bytes of workgroup memory", shared, u64::from(profile.max_workgroup_bytes)),

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use meganeura_ir::{BinaryOp, CompareOp, DType, UnaryOp};
 use meganeura_shaders::HELPERS;
 
-use crate::body::{Body, Builtin, Expr, ExprId, Literal, Scalar, Stmt, operands};
+use crate::body::{Body, Builtin, Expr, ExprId, Literal, Scalar, SlotId, Stmt, operands};
 
 /// Longest text of an expression that is written where it is used rather than named.
 const MAX_INLINE: usize = 96;
@@ -28,9 +28,13 @@ pub fn print(body: &Body) -> String {
         let element = scalar_name(stored(buffer.scalar));
         let _ = writeln!(source, "@group(0) @binding({i}) var<storage, {access}> b{i}: array<{element}>;");
     }
-    for (slot, length) in &body.shared {
-        let element = scalar_name(stored(body.slots[slot.0 as usize]));
-        let _ = writeln!(source, "var<workgroup> w{}: array<{element}, {length}>;", slot.0);
+    for array in &body.shared {
+        let (slot, length) = (array.slot.0, array.length);
+        let element = scalar_name(stored(body.slots[slot as usize]));
+        let _ = match array.vectors {
+            true => writeln!(source, "var<workgroup> w{slot}: array<vec4<{element}>, {}>;", length / 4),
+            false => writeln!(source, "var<workgroup> w{slot}: array<{element}, {length}>;"),
+        };
     }
     let [x, y, z] = body.workgroup_size;
     let _ = writeln!(
@@ -174,7 +178,8 @@ impl Printer<'_> {
                     let boolean = self.body.slots[array.0 as usize] == Scalar::Bool;
                     let (index, value) = (self.operand(*index), self.operand(*value));
                     let value = if boolean { format!("u32({value})") } else { value };
-                    self.line(depth, &format!("w{}[{}] = {};", array.0, bare(&index), bare(&value)));
+                    let element = self.shared_element(*array, &index);
+                    self.line(depth, &format!("{element} = {};", bare(&value)));
                 }
                 Stmt::Barrier => self.line(depth, "workgroupBarrier();"),
                 Stmt::Return => self.line(depth, "return;"),
@@ -188,14 +193,26 @@ impl Printer<'_> {
             return;
         }
         let text = self.expression(&self.body.exprs[i].0.clone());
-        let movable = !matches!(self.body.exprs[i].0, Expr::Load { .. } | Expr::LoadShared { .. } | Expr::Read(_));
+        let movable = !matches!(
+            self.body.exprs[i].0,
+            Expr::Load { .. } | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. } | Expr::Read(_)
+        );
         let near = self.usage.count[i] == 1 && self.usage.used_in[i] == self.usage.block[i];
-        let trivial = matches!(self.body.exprs[i].0, Expr::Var(_));
+        let trivial = matches!(self.body.exprs[i].0, Expr::Var(_) | Expr::Component(..));
         if trivial || movable && near && text.len() <= MAX_INLINE {
             self.text.insert(e, text);
         } else {
             self.line(depth, &format!("let v{i} = {};", bare(&text)));
             self.text.insert(e, format!("v{i}"));
+        }
+    }
+
+    /// An element of a workgroup array at `index`, counted in scalars.
+    fn shared_element(&self, array: SlotId, index: &str) -> String {
+        let vectors = self.body.shared.iter().any(|shared| shared.slot == array && shared.vectors);
+        match vectors {
+            true => format!("w{}[{index} >> 2u][{index} & 3]", array.0),
+            false => format!("w{}[{}]", array.0, bare(index)),
         }
     }
 
@@ -301,9 +318,12 @@ impl Printer<'_> {
             },
             Expr::Load { buffer, index } => format!("b{buffer}[{}]", bare(&self.operand(*index))),
             Expr::LoadShared { array, index } => {
-                let element = format!("w{}[{}]", array.0, bare(&self.operand(*index)));
+                let index = self.operand(*index);
+                let element = self.shared_element(*array, &index);
                 if self.body.slots[array.0 as usize] == Scalar::Bool { format!("({element} != 0u)") } else { element }
             }
+            Expr::LoadSharedVector { array, index } => format!("w{}[{}]", array.0, bare(&self.operand(*index))),
+            Expr::Component(vector, i) => format!("{}.{}", self.operand(*vector), ["x", "y", "z", "w"][usize::from(*i)]),
             Expr::Read(slot) => format!("s{}", slot.0),
             Expr::MulAdd(a, b, c) => {
                 let float = scalar(a) == Scalar::F32;
