@@ -202,6 +202,8 @@ pub struct Hoist(Vec<Scope>);
 struct Scope {
     id: u32,
     stmts: Vec<Stmt>,
+    /// Loads inside do not leave it.
+    pins_loads: bool,
 }
 
 /// Builds a [`Body`].
@@ -228,7 +230,7 @@ impl Default for Builder {
             exprs: Vec::new(),
             home: Vec::new(),
             interned: HashMap::new(),
-            scopes: vec![Scope { id: 0, stmts: Vec::new() }],
+            scopes: vec![Scope { id: 0, stmts: Vec::new(), pins_loads: false }],
             next_scope: 1,
             vars: HashMap::new(),
             next_var: 0,
@@ -308,7 +310,13 @@ impl Builder {
         match expr {
             Expr::Var(v) => position(self.vars[v]),
             Expr::Read(_) | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. } => self.scopes.len() - 1,
-            _ => operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0),
+            _ => {
+                let pinned = match expr {
+                    Expr::Load { .. } => self.scopes.iter().rposition(|s| s.pins_loads).unwrap_or(0),
+                    _ => 0,
+                };
+                operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0).max(pinned)
+            }
         }
     }
 
@@ -450,7 +458,7 @@ impl Builder {
     }
 
     fn open(&mut self) {
-        self.scopes.push(Scope { id: self.next_scope, stmts: Vec::new() });
+        self.scopes.push(Scope { id: self.next_scope, stmts: Vec::new(), pins_loads: false });
         self.next_scope += 1;
     }
 
@@ -492,6 +500,12 @@ impl Builder {
 
     pub fn begin_if(&mut self) {
         self.open();
+    }
+
+    /// As [`begin_if`](Self::begin_if), and what is loaded inside is loaded only where the condition holds.
+    pub fn begin_rare_if(&mut self) {
+        self.open();
+        self.scopes.last_mut().expect("just opened").pins_loads = true;
     }
 
     pub fn end_if(&mut self, condition: ExprId) {
