@@ -11,6 +11,8 @@ use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionErr
 use crate::checkpoint::ResumeError;
 use crate::data::DataError;
 use crate::log::LogError;
+use crate::lora::LoraError;
+use crate::peft::PeftError;
 use crate::plot::PlotError;
 
 /// Where the first number that is not finite was found.
@@ -68,6 +70,10 @@ pub enum Error {
     #[error("weight {name:?}: {source}")]
     WeightRange { name: String, source: RangeError },
     #[error(transparent)]
+    Lora(Box<LoraError>),
+    #[error(transparent)]
+    Peft(#[from] PeftError),
+    #[error(transparent)]
     Resume(#[from] ResumeError),
     #[error(transparent)]
     Loss(#[from] LossError),
@@ -93,6 +99,12 @@ pub enum Error {
     Log(#[from] LogError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+}
+
+impl From<LoraError> for Error {
+    fn from(error: LoraError) -> Self {
+        Error::Lora(Box::new(error))
+    }
 }
 
 impl From<DataError> for Error {

@@ -238,6 +238,12 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// As [`check_writable`], for files in a folder, which is made where it is missing.
+fn check_folder(folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|e| Failure::input(format!("cannot make the folder {}: {e}", folder.display())))?;
+    check_writable(&folder.join("probe"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

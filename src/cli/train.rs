@@ -11,16 +11,17 @@ use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::tensorboard::EventFile;
 use meganeura::{
-    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, Metric, Model, Pattern, Phase,
-    PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
+    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, LoraOptions, Metric, Model,
+    Pattern, Phase, PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
 };
 use serde_json::json;
 
+use super::export::export_peft;
 use super::objective::ObjectiveArgs;
 use super::optimizer::OptimizerArgs;
 use super::phase::PhaseArgs;
 use super::progress::Progress;
-use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
+use super::{DeviceArgs, Failure, ModelArgs, check_folder, check_writable, print, print_json};
 
 /// Fine-tune a model
 #[derive(Debug, Args)]
@@ -86,6 +87,16 @@ pub struct TrainArgs {
     /// Do not train the parameters whose name matches (may be repeated)
     #[arg(long, value_name = "GLOB")]
     freeze: Vec<Pattern>,
+    /// Train low-rank adapters of the weights whose name matches, and no others but those of --train; for instance
+    /// *.q_proj.weight:rank=8,alpha=16 (may be repeated; the first that matches counts)
+    #[arg(long, value_name = "GLOB:rank=R,alpha=A")]
+    lora: Vec<LoraOptions>,
+    /// Also write the adapters for PEFT, into this folder
+    #[arg(long, value_name = "DIR")]
+    peft: Option<PathBuf>,
+    /// Also write the model with its adapters made part of the weights
+    #[arg(long, value_name = "OUT")]
+    merged: Option<PathBuf>,
     /// Decides the order of the samples and all random numbers [default: 0, or what the resumed run had]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -172,6 +183,7 @@ impl TrainArgs {
             length,
             train: self.train.clone(),
             freeze: self.freeze.clone(),
+            lora: self.lora.clone(),
             seed,
             cache: self.cache.unwrap_or_default(),
             bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
@@ -190,10 +202,13 @@ impl TrainArgs {
 
     /// What the run needs and cannot make later: every file that it will write.
     fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
-        [Some(&self.out), self.log.as_ref(), self.plot.as_ref()]
+        [Some(&self.out), self.log.as_ref(), self.plot.as_ref(), self.merged.as_ref()]
             .into_iter()
             .flatten()
             .try_for_each(|path| check_writable(path))?;
+        if let Some(folder) = &self.peft {
+            check_folder(folder)?;
+        }
         let Some(path) = &self.checkpoint else { return Ok(None) };
         let folder = CheckpointFolder::create(path, self.keep).map_err(Error::from)?;
         if self.resume.as_ref() != Some(path) && !folder.is_empty().map_err(Error::from)? {
@@ -240,6 +255,9 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer.batch(),
         preparing.elapsed().as_secs_f64()
     );
+    for adapter in trainer.adapters() {
+        eprintln!("adapter of {}", adapter.describe());
+    }
     for group in trainer.groups().iter().filter(|_| trainer.groups().len() > 1) {
         let TrainedGroup { optimizer, learning_rate, weights } = group;
         let (first, more) = (weights.first().map_or("", |name| name), weights.len().saturating_sub(1));
@@ -290,6 +308,14 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     model.save(&args.out)?;
     eprintln!("wrote {}", args.out.display());
+    if let Some(folder) = &args.peft {
+        export_peft(&model, folder)?;
+    }
+    if let Some(path) = &args.merged {
+        model.merge_adapters()?;
+        model.save(path)?;
+        eprintln!("wrote {}", path.display());
+    }
     if let Some(path) = &args.plot {
         run.record.plot(path)?;
     }
