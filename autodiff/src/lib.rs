@@ -40,6 +40,7 @@ mod testing;
 pub use losses::{Loss, LossError, TargetType};
 pub use low_rank::{LowRank, MatrixError, WeightMatrix, attach_low_rank, weight_matrices};
 pub use optimizers::{
-    Accumulation, Clipped, EMA_PREFIX, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average,
+    Accumulation, Clipped, EMA_PREFIX, LossScale, LossScaling, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs,
+    exponential_moving_average,
 };
 pub use reverse::{AutodiffError, gradients, vjp};

@@ -9,7 +9,7 @@ mod factors;
 mod tests;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use meganeura_ir::{ConvDims, DotDims, Graph, GraphError, Node, NodeId, Op, ParameterId, ParameterInfo, ParameterRole, Shape};
 
@@ -25,6 +25,8 @@ pub struct WeightMatrix {
     /// The groups of the convolution whose kernel the weight is: its factors are kernels too.
     groups: Option<usize>,
     shape: Shape,
+    /// Whether something else reads the weight than one kind of product.
+    other_readers: bool,
 }
 
 /// Why a weight is no matrix.
@@ -52,7 +54,20 @@ impl WeightMatrix {
     pub fn new(shape: Shape, rows: Vec<usize>, groups: Option<usize>) -> Option<Self> {
         let increasing = rows.is_sorted_by(|a, b| a < b) && rows.last().is_none_or(|&last| last < shape.rank());
         let kernel = groups.is_none_or(|groups| rows == [0] && shape.rank() > 2 && groups > 0);
-        (increasing && kernel && shape.rank() > 1).then_some(WeightMatrix { rows, groups, shape })
+        (increasing && kernel && shape.rank() > 1).then_some(WeightMatrix { rows, groups, shape, other_readers: false })
+    }
+
+    /// The same matrix of a weight that is, or is not, read otherwise too: looked up, added, or contracted over other axes.
+    pub fn with_other_readers(self, other_readers: bool) -> Self {
+        WeightMatrix { other_readers, ..self }
+    }
+
+    pub fn has_other_readers(&self) -> bool {
+        self.other_readers
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     pub fn rows(&self) -> &[usize] {
@@ -129,6 +144,7 @@ pub fn weight_matrices(g: &Graph) -> BTreeMap<ParameterId, Result<WeightMatrix, 
     let views = views(g);
     let mut found: BTreeMap<ParameterId, Result<WeightMatrix, MatrixError>> = BTreeMap::new();
     let mut others: BTreeMap<ParameterId, Vec<&'static str>> = BTreeMap::new();
+    let mut differing = BTreeSet::new();
     for id in g.live() {
         let node = g.node(id);
         if let Op::Parameter(parameter) = node.op {
@@ -148,13 +164,21 @@ pub fn weight_matrices(g: &Graph) -> BTreeMap<ParameterId, Result<WeightMatrix, 
                     continue;
                 }
             };
-            if found.get(&view.parameter).is_none_or(|earlier| earlier.is_err() && matrix.is_ok()) {
-                found.insert(view.parameter, matrix);
+            match found.get(&view.parameter) {
+                Some(Ok(first)) if Ok(first) == matrix.as_ref() => {}
+                Some(Ok(_)) => drop(differing.insert(view.parameter)),
+                Some(Err(_)) if matrix.is_err() => {}
+                earlier => {
+                    differing.extend(earlier.map(|_| view.parameter));
+                    found.insert(view.parameter, matrix);
+                }
             }
         }
     }
     for (parameter, ops) in others {
-        found.entry(parameter).or_insert(Err(MatrixError::NoProduct(ops)));
+        let other_readers = !ops.is_empty() || differing.contains(&parameter);
+        let matrix = found.remove(&parameter).unwrap_or(Err(MatrixError::NoProduct(ops)));
+        found.insert(parameter, matrix.map(|matrix| matrix.with_other_readers(other_readers)));
     }
     for view in g.roots().filter_map(|root| views.get(&root)) {
         found.insert(view.parameter, Err(MatrixError::Output));

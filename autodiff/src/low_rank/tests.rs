@@ -136,6 +136,8 @@ fn an_adapted_graph_computes_with_the_sum_of_weight_and_product() {
         let (g, w) = graph(&case);
         let matrix = weight_matrices(&g)[&w].clone().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         assert_eq!((matrix.rows(), matrix.groups()), case.matrix, "{}", case.name);
+        let otherwise = ["tied", "embedding and head", "columns chosen", "a square with itself"].contains(&case.name);
+        assert_eq!(matrix.has_other_readers(), otherwise || !case.beside, "{}", case.name);
         let weight = grid(case.weight, -0.7, 0.9);
         let (a, b) = (grid(matrix.a_shape(RANK), -1.0, 0.8), grid(matrix.b_shape(RANK), -0.9, 1.1));
         let product = matrix.product(RANK, &a.to_f64_vec(), &b.to_f64_vec());
