@@ -60,6 +60,10 @@ pub enum Error {
     #[error("the loss is {loss} at step {step}: {}", .bad.as_ref().map_or("a smaller learning rate or --clip may help".to_string(), ToString::to_string))]
     NonFiniteLoss { step: u64, loss: f64, bad: Option<NonFinite> },
     #[error(
+        "the gradients of {steps} steps up to {step} were not finite, whatever the loss was scaled by (now {scale:e}): a smaller learning rate may help"
+    )]
+    NonFiniteGradients { step: u64, steps: u64, scale: f64 },
+    #[error(
         "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
     )]
     Cache(std::io::Error),

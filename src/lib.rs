@@ -71,7 +71,7 @@ pub use schedule::{Anneal, Decay, Schedule};
 pub use tensor_file::write_tensors;
 pub use trainer::{Length, StepReport, TrainOptions, Trainer};
 
-pub use meganeura_autodiff::{self as autodiff, Loss, Optimizer};
+pub use meganeura_autodiff::{self as autodiff, Loss, LossScale, Optimizer};
 pub use meganeura_codegen as codegen;
 pub use meganeura_import::{
     self as import, Bindings, Dim, ImportOptions, Limits, Mode, ModelInput, ModelOutput, ModelParameter, Phase, RANDOM_KEY,

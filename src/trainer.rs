@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use glob::Pattern;
-use meganeura_autodiff::{EMA_PREFIX, Optimizer};
+use meganeura_autodiff::{EMA_PREFIX, LossScale, Optimizer};
 use meganeura_import::{Bindings, Dim, ModelInput};
 use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
@@ -51,6 +51,9 @@ pub struct TrainOptions {
     pub groups: Vec<ParameterGroup>,
     /// No weight decay of weights with at most one dimension: norms and biases.
     pub no_decay_norms: bool,
+    /// What the loss is multiplied by while its gradients are computed, for arithmetic in which small ones would vanish. A step whose gradients are
+    /// not finite changes no weights.
+    pub loss_scale: Option<LossScale>,
     /// The decay of a moving average of the weights, if there is to be one.
     pub ema: Option<f64>,
     /// Samples per batch. Without it, what the model's inputs fix, else 32; at most what the data holds.
@@ -86,6 +89,7 @@ impl TrainOptions {
             groups: Vec::new(),
             no_decay_norms: false,
             ema: None,
+            loss_scale: None,
             batch: None,
             accumulate: 1,
             length: Length::Epochs(1),
@@ -109,7 +113,14 @@ pub struct StepReport {
     /// The mean loss of the batch before the step changed the weights.
     pub loss: f64,
     pub learning_rate: f64,
+    /// What the loss was multiplied by, where it is scaled.
+    pub loss_scale: Option<f64>,
+    /// The gradients were not finite, so that the step changed no weights.
+    pub skipped: bool,
 }
+
+/// Steps in a row without finite gradients after which no scale of the loss can help.
+const MAX_SKIPPED: u64 = 100;
 
 /// A training run: forward pass, loss, gradients and updates as one program, with the weights on the device.
 ///
@@ -133,6 +144,8 @@ pub struct Trainer {
     reads_logits: bool,
     /// Steps that were completed.
     step: u64,
+    /// The last of these that changed no weights, in a row.
+    skipped: u64,
     /// An epoch and the order of its samples.
     order: (u64, Vec<usize>),
 }
@@ -170,7 +183,12 @@ impl Trainer {
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
         let program = compile(graphs.update, device)?;
         let store = place_weights(model, &adapters, device, &program)?;
-        let session = Session::new(device, program, &store)?;
+        let mut session = Session::new(device, program, &store)?;
+        for (name, value) in options.loss_scale.iter().flat_map(LossScale::initial_state) {
+            if let Some(index) = parameters.iter().position(|p| p.name == name) {
+                session.write_parameter(ParameterId(index as u32), &Tensor::scalar_f32(value))?;
+            }
+        }
         let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
         let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
@@ -189,6 +207,7 @@ impl Trainer {
             groups,
             reads_logits,
             step: 0,
+            skipped: 0,
             order,
             options,
         })
@@ -265,12 +284,17 @@ impl Trainer {
             };
             let exhausted = next.is_none();
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
-                report.loss = self.loss(ticket)?;
+                self.finish(ticket, &mut report)?;
                 if !report.loss.is_finite() {
                     let bad = self.first_non_finite(report.step)?;
                     return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
                 }
                 self.step = report.step;
+                self.skipped = if report.skipped { self.skipped + 1 } else { 0 };
+                if self.skipped >= MAX_SKIPPED {
+                    let (step, steps) = (report.step, self.skipped);
+                    return Err(Error::NonFiniteGradients { step, steps, scale: report.loss_scale.unwrap_or(1.0) }.into());
+                }
                 on_step(&report)?;
             }
             if exhausted && in_flight.is_none() {
@@ -316,12 +340,17 @@ impl Trainer {
         let draw = draws + before.len() as u64 / self.batch as u64;
         inputs.extend(random_input(self.session.program(), self.options.seed, draw));
         let ticket = self.session.submit(&by_name(&inputs))?;
-        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
+        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate, loss_scale: None, skipped: false }))
     }
 
-    fn loss(&mut self, ticket: Ticket) -> Result<f64, Error> {
+    /// Waits for a step, and reports what came of it.
+    fn finish(&mut self, ticket: Ticket, report: &mut StepReport) -> Result<(), Error> {
         let outputs = self.session.wait(ticket)?;
-        Ok(outputs.first().and_then(Tensor::scalar_f64).unwrap_or(f64::NAN))
+        let scalar = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64);
+        report.loss = scalar(0).unwrap_or(f64::NAN);
+        report.loss_scale = scalar(1);
+        report.skipped = scalar(2) == Some(0.0);
+        Ok(())
     }
 
     /// The epoch of a step, and its samples.
@@ -426,6 +455,7 @@ impl Trainer {
             loss: self.options.objective.loss.name().to_string(),
             optimizer: self.options.optimizer.name().to_string(),
             adapters: self.adapters.iter().map(Adapter::describe).collect(),
+            loss_scale: self.options.loss_scale.map(|rule| format!("{rule:?}")),
         }
     }
 
@@ -435,6 +465,7 @@ impl Trainer {
     /// The checkpoint was made with other data, batches, seed, loss or optimiser, or belongs to another model.
     pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let (found, expected) = (&checkpoint.progress, self.progress());
+        let text = |loss_scale: &Option<String>| loss_scale.clone().unwrap_or_else(|| "off".to_string());
         let same = [
             ("samples", found.samples.to_string(), expected.samples.to_string()),
             ("batch", found.batch.to_string(), expected.batch.to_string()),
@@ -442,6 +473,7 @@ impl Trainer {
             ("seed", found.seed.to_string(), expected.seed.to_string()),
             ("loss", found.loss.clone(), expected.loss),
             ("optimizer", found.optimizer.clone(), expected.optimizer),
+            ("loss scale", text(&found.loss_scale), text(&expected.loss_scale)),
         ];
         let differing = |some: &[String], other: &[String]| {
             some.iter().find(|adapter| !other.contains(adapter)).cloned().unwrap_or_else(|| "none".to_string())
@@ -536,5 +568,6 @@ fn groups(model: &Model, adapters: &[Adapter], trained: &[String], options: &Tra
 
 /// What a step does with gradients.
 fn updates<'a>(groups: &'a [TrainedGroup], options: &TrainOptions) -> Updates<'a> {
-    Updates { groups, clip: options.clip, accumulate: options.accumulate, ema: options.ema }
+    let TrainOptions { clip, accumulate, ema, loss_scale, .. } = *options;
+    Updates { groups, clip, accumulate, ema, loss_scale }
 }
