@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::Path;
 
-use meganeura_ir::Tensor;
+use meganeura_ir::{DType, Shape, Tensor};
 use meganeura_runtime::{CheckpointError, atomic_write};
 use serde_json::{Map, Value, json};
 
@@ -65,6 +65,11 @@ impl Model {
         for parameter in self.parameters() {
             if parameter.name.rsplit_once('.').is_some_and(|(layer, _)| layers.contains(layer)) {
                 tensors.insert(format!("{PREFIX}{}", parameter.name), self.weight(&parameter.name)?);
+            }
+            // PyTorch's norms count batches too; ONNX has no such number.
+            if let Some(layer) = parameter.name.strip_suffix(".running_mean").filter(|layer| layers.contains(layer)) {
+                let count = Tensor::from_i64(DType::I64, Shape::scalar(), &[0]);
+                tensors.insert(format!("{PREFIX}{layer}.num_batches_tracked"), count);
             }
         }
         let base = self.imported().source().map(str::to_owned).unwrap_or_else(|| self.path().display().to_string());

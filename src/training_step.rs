@@ -65,26 +65,28 @@ impl Updates<'_> {
             (loss, by) = (accumulation.loss(), accumulation.gradients().to_vec());
             accumulation.reset(&mut graph)?;
         }
-        let mut step = None;
+        // What the scaled loss needs: its state, whether the gradients are finite, and the number of the step.
+        let mut scaled = None;
         if let Some(scaling) = &scaling {
             let (unscaled, finite) = scaling.unscale(&mut graph, &by)?;
-            (by, step) = (unscaled, Some((scaling, finite, scaling.step(&mut graph)?)));
+            (by, scaled) = (unscaled, Some((scaling, finite, scaling.step(&mut graph)?)));
         }
-        let kept = graph.updates().len();
+        let unconditional = graph.updates().len();
         if let Some(norm) = self.clip {
             by = clip_by_global_norm(&mut graph, &by, norm)?.gradients;
         }
         let mut by = by.into_iter();
         for (index, (group, ids)) in self.groups.iter().zip(&divided).enumerate() {
             let pairs: Vec<_> = ids.iter().copied().zip(by.by_ref()).collect();
-            match step {
+            match scaled {
                 Some((.., step)) => group.optimizer.apply_counted(&mut graph, index, &pairs, step)?,
                 None => group.optimizer.apply_group(&mut graph, index, &pairs)?,
             }
         }
-        if let Some((scaling, finite, _)) = step {
-            scaling.guard(&mut graph, kept, finite)?;
+        if let Some((scaling, finite, _)) = scaled {
+            scaling.guard(&mut graph, unconditional, finite)?;
         }
+        // After a step that changed nothing it still moves towards the weights, as `AveragedModel` does.
         if self.ema.is_some() {
             exponential_moving_average(&mut graph, &ids)?;
         }
@@ -97,7 +99,7 @@ impl Updates<'_> {
         });
         let accumulate = accumulate.transpose()?;
         graph.output(LOSS_OUTPUT, loss)?;
-        if let Some((scaling, finite, _)) = step {
+        if let Some((scaling, finite, _)) = scaled {
             graph.output(SCALE_OUTPUT, scaling.scale())?;
             let finite = graph.cast(finite, DType::F32)?;
             graph.output(FINITE_OUTPUT, finite)?;

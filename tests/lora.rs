@@ -11,7 +11,8 @@ use meganeura::{
     Dataset, Length, LoraError, LoraOptions, Loss, Model, Objective, Optimizer, Pattern, PeftError, Tensor, TrainOptions, Trainer,
 };
 use ndarray_npy::NpzReader;
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 const TOLERANCE: f64 = 1e-4;
@@ -74,10 +75,16 @@ impl Case {
 
 /// Every tensor of a safetensors file with its shape.
 fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f64>)> {
-    let values = common::safetensors(path);
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    values.into_iter().map(|(name, values)| (name.clone(), (file.tensor(&name).unwrap().shape().to_vec(), values))).collect()
+    let read = |(name, view): (String, TensorView)| {
+        let values = match view.dtype() {
+            Dtype::I64 => view.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64).collect(),
+            _ => view.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect(),
+        };
+        (name, (view.shape().to_vec(), values))
+    };
+    file.tensors().into_iter().map(read).collect()
 }
 
 fn config(folder: &Path) -> Value {
@@ -266,14 +273,43 @@ fn the_command_line_trains_adapters_and_writes_every_form() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("no adapters"));
 }
 
+/// Replaces a part of the header of an artifact, by one of the same length.
+fn with_header(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+    assert!(header.contains(from) && from.len() == to.len(), "{from}");
+    [&bytes[..8], header.replacen(from, to, 1).as_bytes(), &bytes[8 + length..]].concat()
+}
+
+#[test]
+fn adapters_without_a_form_in_peft_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapted.safetensors");
+    CASES[1].adapted().save(&path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        match Model::open(&path).unwrap().export_peft(folder.path().join("peft")) {
+            Err(meganeura::Error::Peft(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let grouped = with_header(&bytes, "\\\"groups\\\":1", "\\\"groups\\\":2");
+    assert_eq!(refused(&grouped), PeftError::Groups("layer1.0.conv1.weight".into()));
+    let mut model = CASES[1].adapted();
+    let train = vec![Pattern::new("fc.bias").unwrap()];
+    let options = TrainOptions { train, ..CASES[1].options(Length::Steps(1)) };
+    Trainer::new(&model, &device(), &CASES[1].data(), options).unwrap().update(&mut model).unwrap();
+    let error = model.export_peft(folder.path().join("peft")).unwrap_err().to_string();
+    assert!(error.contains("fc.bias") && error.contains("has an adapter too"), "{error}");
+}
+
 #[test]
 fn damaged_adapters_are_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapted.safetensors");
     CASES[0].adapted().save(&path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
     for (from, to) in [
         ("\\\"rank\\\":4", "\\\"rank\\\":0"),
         ("\\\"rank\\\":4", "\\\"rank\\\":3"),
@@ -282,10 +318,7 @@ fn damaged_adapters_are_an_error() {
         ("layers.0.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.q_proj.lora_C.weight"),
         ("\\\"weight\\\":\\\"layers.0.self_attn.q", "\\\"weight\\\":\\\"layers.0.self_attn.k"),
     ] {
-        assert!(header.contains(from), "{from}");
-        let damaged = header.replacen(from, to, 1);
-        let file = [&bytes[..8], damaged.as_bytes(), &bytes[8 + length..]].concat();
-        std::fs::write(&path, file).unwrap();
+        std::fs::write(&path, with_header(&bytes, from, to)).unwrap();
         let error = Model::open(&path).err().unwrap_or_else(|| panic!("{to} is not refused"));
         assert!(matches!(&error, meganeura::Error::Lora(e) if matches!(**e, LoraError::Damaged(_))), "{to}: {error}");
     }

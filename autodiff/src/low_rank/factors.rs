@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use meganeura_ir::{DotDims, Graph, GraphError, NodeId, Op, ParameterId, Shape};
 
-use super::Attached;
 use super::view::{Side, View};
+use super::{Attached, LowRank};
 
 /// `A` and `B`, rearranged as the view of their weight is.
 pub(super) struct Factors {
@@ -27,35 +27,45 @@ impl Factors {
         value: NodeId,
         found: &Attached,
     ) -> Result<Self, GraphError> {
-        let view = views.get(&value).ok_or(GraphError::UnknownNode(value.0))?;
-        let sides = view.sides(&found.adapter.matrix).unwrap_or_default();
-        let axes: Vec<(usize, Side)> = view.axes.iter().map(|axis| axis.size).zip(sides).collect();
-        let (rank, scale) = (found.adapter.rank, found.adapter.scale);
-        let node = g.node(value);
-        let (rows, columns) = match (&node.op, node.operands.first()) {
-            (op, Some(&operand)) => {
-                let inner = Self::build((g, views), out, operand, found)?;
-                let mut moved = |factor: NodeId, side: Side| match op {
-                    Op::Transpose(perm) => {
-                        let positions = inner.positions(side);
-                        let order = perm.iter().filter_map(|axis| positions.iter().position(|p| p == axis));
-                        out.transpose(factor, &order.chain([positions.len()]).collect::<Vec<_>>())
-                    }
-                    _ => out.reshape(factor, sizes_of(&axes, side, rank)),
-                };
-                (moved(inner.rows, Side::Row)?, moved(inner.columns, Side::Column)?)
-            }
-            _ => {
-                let mut parameter = |id: ParameterId| out.push(Op::Parameter(id), &[]);
-                let (a, b) = (parameter(found.a)?, parameter(found.b)?);
-                let rows = out.reshape(b, sizes_of(&axes, Side::Row, rank))?;
-                let columns = found.adapter.matrix.fan_in();
-                let a = out.reshape(a, [rank, columns])?;
-                let a = out.transpose(a, &[1, 0])?;
-                (rows, out.reshape(a, sizes_of(&axes, Side::Column, rank))?)
-            }
+        let axes = |value: NodeId| {
+            let view = views.get(&value).ok_or(GraphError::UnknownNode(value.0))?;
+            let sides = view.sides(&found.adapter.matrix).unwrap_or_default();
+            Ok::<Vec<(usize, Side)>, GraphError>(view.axes.iter().map(|axis| axis.size).zip(sides).collect())
         };
+        let operand = |value: &NodeId| g.node(*value).operands.first().copied();
+        let mut way: Vec<NodeId> = std::iter::successors(Some(value), operand).collect();
+        let parameter = way.pop().unwrap_or(value);
+        let mut factors = Self::of_parameter(out, axes(parameter)?, found)?;
+        for value in way.into_iter().rev() {
+            factors = factors.through(out, &g.node(value).op, axes(value)?)?;
+        }
+        Ok(factors)
+    }
+
+    /// The factors of the weight itself.
+    fn of_parameter(out: &mut Graph, axes: Vec<(usize, Side)>, found: &Attached) -> Result<Self, GraphError> {
+        let LowRank { rank, scale, ref matrix, .. } = *found.adapter;
+        let mut parameter = |id: ParameterId| out.push(Op::Parameter(id), &[]);
+        let (a, b) = (parameter(found.a)?, parameter(found.b)?);
+        let a = out.reshape(a, [rank, matrix.fan_in()])?;
+        let a = out.transpose(a, &[1, 0])?;
+        let columns = out.reshape(a, sizes_of(&axes, Side::Column, rank))?;
+        let rows = out.reshape(b, sizes_of(&axes, Side::Row, rank))?;
         Ok(Factors { axes, rows, columns, adapter_rank: rank, scale })
+    }
+
+    /// The factors after a transpose or a change of shape, which leads to `axes`.
+    fn through(self, out: &mut Graph, op: &Op, axes: Vec<(usize, Side)>) -> Result<Self, GraphError> {
+        let mut moved = |factor: NodeId, side: Side| match op {
+            Op::Transpose(perm) => {
+                let positions = self.positions(side);
+                let order = perm.iter().filter_map(|axis| positions.iter().position(|p| p == axis));
+                out.transpose(factor, &order.chain([positions.len()]).collect::<Vec<_>>())
+            }
+            _ => out.reshape(factor, sizes_of(&axes, side, self.adapter_rank)),
+        };
+        let (rows, columns) = (moved(self.rows, Side::Row)?, moved(self.columns, Side::Column)?);
+        Ok(Factors { axes, rows, columns, ..self })
     }
 
     /// Axes of the view.
