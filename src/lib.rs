@@ -28,6 +28,7 @@
 //! ```
 //!
 //! [`Model::run`] runs a model once and [`Model::predictor`] keeps it on the device; [`Model::gradients`] gives the gradient of a loss.
+//! [`TrainOptions::lora`] trains low-rank adapters instead of the weights themselves; [`Model::export_peft`] writes them alone.
 //! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
 //! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 

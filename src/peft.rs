@@ -78,7 +78,7 @@ impl Model {
         std::fs::create_dir_all(folder).map_err(failed)?;
         let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
         write_tensors(&folder.join("adapter_model.safetensors"), &tensors, metadata)?;
-        atomic_write(&folder.join("adapter_config.json"), |file| writeln!(file, "{config:#}"))?;
+        atomic_write(folder.join("adapter_config.json"), |file| writeln!(file, "{config:#}"))?;
         Ok(())
     }
 

@@ -24,7 +24,12 @@ fn trainer(options: TrainOptions) -> Trainer {
 
 fn steps(trainer: &mut Trainer, last: u64) -> Vec<StepReport> {
     let mut reports = Vec::new();
-    trainer.train_to(last, |report| Ok::<_, meganeura::Error>(reports.push(*report))).unwrap();
+    trainer
+        .train_to(last, |report| {
+            reports.push(*report);
+            Ok::<_, meganeura::Error>(())
+        })
+        .unwrap();
     reports
 }
 
