@@ -19,6 +19,8 @@ use crate::model::Model;
 
 /// The largest rank: above it an adapter is no smaller than any weight.
 const MAX_RANK: usize = 1 << 16;
+/// Elements that the factors of an adapter may have, even if their weight has fewer.
+const SMALL: usize = 1 << 20;
 /// Weights that a message lists.
 const LISTED: usize = 12;
 
@@ -72,6 +74,8 @@ pub enum LoraError {
     NoWeight { pattern: String, name: String, reason: &'static str, candidates: Vec<String> },
     #[error("the rank {0} of an adapter is not from 1 to {MAX_RANK}")]
     Rank(usize),
+    #[error("an adapter of rank {rank} has {elements} elements, its weight {name:?} only {weight}: choose a lower rank")]
+    TooLarge { name: String, rank: usize, elements: usize, weight: usize },
     #[error(
         "the model has adapters already: train on without new ones, or make them part of its weights first (export --safetensors)"
     )]
@@ -213,6 +217,12 @@ pub(crate) fn new_adapters(model: &Model, graph: &Graph, options: &[LoraOptions]
     for parameter in model.parameters() {
         let Some(option) = options.iter().find(|option| option.pattern.matches(&parameter.name)) else { continue };
         if let Ok(matrix) = matrix(&parameter.name) {
+            let (rank, weight) = (option.rank, parameter.shape.numel());
+            let sizes = [matrix.a_shape(rank), matrix.b_shape(rank)].map(|shape| shape.checked_numel().unwrap_or(usize::MAX));
+            let elements = sizes[0].saturating_add(sizes[1]);
+            if elements > SMALL.max(weight) {
+                return Err(LoraError::TooLarge { name: parameter.name.clone(), rank, elements, weight }.into());
+            }
             adapters.push(Adapter::initial(&parameter.name, option, matrix, seed));
         }
     }

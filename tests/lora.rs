@@ -219,8 +219,8 @@ fn a_tied_weight_is_adapted_wherever_it_is_read() {
 fn what_can_have_no_adapter_is_named_with_what_can() {
     let device = device();
     let model = Model::open(fixture("corpus/resnet/model.onnx")).unwrap();
-    let refused = |model: &Model, glob: &str| {
-        let lora = vec![format!("{glob}:rank=2").parse().unwrap()];
+    let refused_at = |model: &Model, glob: &str, rank: usize| {
+        let lora = vec![format!("{glob}:rank={rank}").parse().unwrap()];
         let options = TrainOptions { lora, ..CASES[1].options(Length::Steps(1)) };
         match Trainer::new(model, &device, &CASES[1].data(), TrainOptions { train: vec![], ..options }) {
             Err(meganeura::Error::Lora(error)) => *error,
@@ -228,6 +228,7 @@ fn what_can_have_no_adapter_is_named_with_what_can() {
             Ok(_) => panic!("{glob} is not refused"),
         }
     };
+    let refused = |model: &Model, glob: &str| refused_at(model, glob, 2);
     let text = refused(&model, "absent*").to_string();
     assert!(text.contains("absent*") && text.contains("\"conv1.weight\"") && !text.contains("bn1"), "{text}");
     let text = refused(&model, "bn1.*").to_string();
@@ -235,6 +236,7 @@ fn what_can_have_no_adapter_is_named_with_what_can() {
     let text = refused(&model, "*running_mean").to_string();
     assert!(text.contains("running_mean") && text.contains("statistics"), "{text}");
     assert_eq!(refused(&CASES[1].adapted(), "fc.weight"), LoraError::Adapted);
+    assert!(matches!(refused_at(&model, "fc.weight", 1 << 16), LoraError::TooLarge { rank: 65536, .. }));
 }
 
 #[test]

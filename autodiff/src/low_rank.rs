@@ -205,7 +205,7 @@ fn dot_matrix(g: &Graph, view: &View, dims: &DotDims, operand: usize) -> Result<
 }
 
 fn conv_matrix(g: &Graph, view: &View, dims: &ConvDims) -> Result<WeightMatrix, MatrixError> {
-    let groups = view.is_parameter(g).then_some(dims.groups);
+    let groups = (view.is_parameter(g) && view.axes.len() > 2).then_some(dims.groups);
     matrix(g, view, view.sources(0..1), view.sources(1..view.axes.len()), groups)
 }
 
