@@ -91,18 +91,21 @@ fn config(folder: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
 }
 
+/// The factors of fixtures/lora.py before or after its steps, by their names here.
+fn factors(case: &Case, part: &str, name: impl Fn(&str) -> String) -> Vec<(String, Tensor)> {
+    let arrays = case.expected(part);
+    let factors = arrays.iter().filter(|(name, _)| name.contains(".lora_"));
+    let tensor = |(shape, values): &(Vec<usize>, Vec<f64>)| {
+        Tensor::from_f32(shape.as_slice(), &values.iter().map(|&v| v as f32).collect::<Vec<_>>())
+    };
+    factors.map(|(key, array)| (name(&key[PREFIX.len()..]), tensor(array))).collect()
+}
+
 /// Ten steps from PEFT's adapters; then all that leaves is compared with PEFT's.
 fn ten_steps_agree(case: &Case) {
     let (device, folder) = (device(), tempfile::tempdir().unwrap());
     let mut model = case.adapted();
-    let initial = case.expected("initial");
-    let factors = initial.iter().filter(|(name, _)| name.contains(".lora_"));
-    let factors: Vec<(String, Tensor)> = factors
-        .map(|(name, (shape, values))| {
-            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
-            (name[PREFIX.len()..].to_owned(), Tensor::from_f32(shape.as_slice(), &values))
-        })
-        .collect();
+    let factors = factors(case, "initial", str::to_owned);
     assert_eq!(factors.len(), 2 * model.adapters().len());
     model.set_weights(factors).unwrap();
 
@@ -161,6 +164,41 @@ fn adapters_of_projections_train_as_in_peft() {
 #[test]
 fn adapters_of_convolutions_train_as_in_peft_with_a_norm_beside_them() {
     ten_steps_agree(&CASES[1]);
+}
+
+/// The other exporter transposes weights and drops their names.
+#[test]
+fn adapters_of_transposed_weights_train_as_in_peft() {
+    let (device, case) = (device(), &CASES[0]);
+    let original = case.adapted();
+    let mut model = Model::open(fixture("corpus/llama/model-torchscript.onnx")).unwrap();
+    let mut names = BTreeMap::new();
+    let mut lora = Vec::new();
+    for adapter in original.adapters() {
+        let weight = original.weight(adapter.weight()).unwrap();
+        let (rows, columns) = (weight.shape()[0], weight.shape()[1]);
+        let values = weight.to_f64_vec();
+        let transposed: Vec<f64> = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
+        let is_it = |name: &str| model.weight(name).unwrap().to_f64_vec() == transposed;
+        let found = model.parameters().iter().find(|p| *p.shape == [columns, rows] && is_it(&p.name)).unwrap();
+        let pattern = Pattern::new(&Pattern::escape(&found.name)).unwrap();
+        lora.push(LoraOptions { pattern, rank: adapter.rank(), alpha: adapter.alpha() });
+        names.insert(adapter.module().to_owned(), found.name.clone());
+    }
+    let options = TrainOptions { lora, ..case.options(Length::Steps(0)) };
+    Trainer::new(&model, &device, &case.data(), options).unwrap().update(&mut model).unwrap();
+    let name = |name: &str| {
+        let (module, factor) = name.split_once(".lora_").unwrap();
+        format!("{}.lora_{factor}", names[module])
+    };
+    model.set_weights(factors(case, "initial", name)).unwrap();
+    let mut trainer = Trainer::new(&model, &device, &case.data(), case.options(Length::Steps(10))).unwrap();
+    trainer.train_to(10, |_| Ok::<_, meganeura::Error>(())).unwrap();
+    trainer.update(&mut model).unwrap();
+    for (name, expected) in factors(case, "trained", name) {
+        let error = relative_l2(&model.weight(&name).unwrap().to_f64_vec(), &expected.to_f64_vec());
+        assert!(error <= TOLERANCE, "{name}: {error:e}");
+    }
 }
 
 #[test]
