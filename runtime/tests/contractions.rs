@@ -51,12 +51,7 @@ fn product(batch: usize, m: usize, n: usize, k: usize, lhs_k_last: bool, rhs_k_l
     let bias = g.input("bias", TensorType::new(DType::F32, [n])).unwrap();
     let residual = g.input("residual", TensorType::new(DType::F32, [batch, m, n])).unwrap();
     let axis = |k_last: bool| vec![if k_last { 2 } else { 1 }];
-    let dims = DotDims {
-        lhs_batch: vec![0],
-        rhs_batch: vec![0],
-        lhs_contract: axis(lhs_k_last),
-        rhs_contract: axis(rhs_k_last),
-    };
+    let dims = DotDims { lhs_batch: vec![0], rhs_batch: vec![0], lhs_contract: axis(lhs_k_last), rhs_contract: axis(rhs_k_last) };
     let dot = g.push(Op::Dot(dims), &[a, b]).unwrap();
     let bias = g.push(Op::Broadcast { shape: [batch, m, n].into(), axes: vec![2] }, &[bias]).unwrap();
     let sum = g.binary(BinaryOp::Add, dot, bias).unwrap();
