@@ -37,13 +37,14 @@ const fn tiling(threads: (usize, usize), slices: usize, elements: (usize, usize)
 }
 
 /// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
-const TILINGS: [Tiling; 8] = [
+const TILINGS: [Tiling; 9] = [
     tiling((16, 16), 1, (8, 8), 16),
     tiling((16, 16), 1, (8, 8), 8),
     tiling((16, 16), 1, (8, 4), 16),
     tiling((16, 16), 1, (4, 8), 16),
     tiling((16, 16), 1, (4, 4), 16),
-    tiling((8, 8), 4, (8, 8), 8),
+    tiling((8, 8), 4, (8, 4), 8),
+    tiling((8, 8), 4, (4, 8), 8),
     tiling((8, 8), 4, (4, 4), 16),
     tiling((4, 4), 16, (4, 4), 4),
 ];
@@ -80,22 +81,24 @@ impl Tiling {
 
     /// Whether the next step's elements are loaded before this one's are used: where registers are left for them.
     fn prefetches(&self) -> bool {
-        self.elements.0 * self.elements.1 <= 16
+        self.elements.0 * self.elements.1 <= 32
     }
 
     /// An estimate of the cycles that a contraction takes: every multiprocessor does the arithmetic of its share of the tiles, and waits
     /// for the loads of each step of as many as do not fit beside each other. The constants are measured on an H200.
     fn cycles(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
         const LANES: usize = 128;
-        const EPILOGUE: usize = 1500;
-        let wait = if self.prefetches() { 600 } else { 1300 };
+        const EPILOGUE: usize = 700;
+        let wait = if self.prefetches() { 400 } else { 1000 };
         let (tile_m, tile_n) = self.tile();
         // Per cent of the peak that the inner loop reaches, and workgroups that fit a multiprocessor, both by sums per invocation.
         let (share, resident) = match self.elements.0 * self.elements.1 {
-            64.. => (65, 2),
-            32.. => (55, 3),
-            _ => (45, 4),
+            64.. => (57, 2),
+            32.. => (64, 3),
+            _ => (48, 4),
         };
+        // Slices add and share their results.
+        let share = if self.slices > 1 { share * 7 / 10 } else { share };
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
         let own = tiles.div_ceil(profile.compute_units as usize);
         let steps = k.div_ceil(self.slices * self.depth);
