@@ -1,13 +1,13 @@
 //! The contraction family: `c[b, m, n] = sum_k lhs(b, m, k) * rhs(b, n, k)`, with operands read through index arithmetic and
 //! a prologue, and an epilogue on the accumulators.
 
-use meganeura_ir::{BinaryOp, CompareOp, NodeId};
+use meganeura_ir::{BinaryOp, CompareOp, Graph, NodeId};
 
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::Place;
 use crate::index::{Index, ravel, unravel};
-use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation, workgroup_number};
+use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How the result is divided.
@@ -73,9 +73,13 @@ impl Tiling {
         [m, n].map(|side| self.slices * (side + PADDING) * self.depth)
     }
 
+    /// Elements in workgroup memory through which slices add their sums.
+    fn exchange(&self) -> usize {
+        if self.slices > 1 { self.slices * self.threads.0 * self.tile().1 } else { 0 }
+    }
+
     fn fits(&self, profile: &DeviceProfile) -> bool {
-        let exchange = if self.slices > 1 { self.slices * self.threads.0 * self.tile().1 } else { 0 };
-        let bytes = 4 * (self.shared().iter().sum::<usize>() + exchange);
+        let bytes = 4 * (self.shared().iter().sum::<usize>() + self.exchange());
         bytes <= profile.max_workgroup_bytes as usize && self.invocations() <= profile.max_workgroup_invocations as usize
     }
 
@@ -131,6 +135,18 @@ pub fn schedule(shape: &ContractShape, profile: &DeviceProfile) -> Schedule {
 
 /// Invocations of a workgroup whose lanes share sums.
 const LANES_WORKGROUP: usize = 256;
+
+/// What a workgroup of the kernel takes.
+pub fn workgroup(graph: &Graph, dot: NodeId, profile: &DeviceProfile) -> Workgroup {
+    let shape = contract_shape(graph, dot);
+    let thin = [&shape.m, &shape.n].map(|d| d.iter().product::<usize>()).into_iter().min().unwrap_or(1);
+    let (invocations, vectors, scalars) = match schedule(&shape, profile) {
+        Schedule::Direct { .. } => (WORKGROUP, [0, 0], 0),
+        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin),
+        Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), tiling.exchange()),
+    };
+    Workgroup { invocations: invocations as u32, vectors, scalars }
+}
 
 struct Contraction<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
