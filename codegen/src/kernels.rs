@@ -105,7 +105,7 @@ impl Workgroup {
         match &group.domain {
             Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
-            Domain::Contract { dot, .. } => contract::workgroup(graph, *dot, profile),
+            Domain::Contract { sum, .. } => contract::workgroup(graph, sum, profile),
         }
     }
 
@@ -117,7 +117,12 @@ impl Workgroup {
 }
 
 /// Emits the kernel of a launch. `in_place` maps stored nodes to the parameters that they overwrite.
-pub fn emit_launch(graph: &Graph, launch: &Launch, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Option<Emitted> {
+pub fn emit_launch(
+    graph: &Graph,
+    launch: &Launch,
+    in_place: &BTreeMap<NodeId, NodeId>,
+    profile: &DeviceProfile,
+) -> Option<Emitted> {
     Emitted::join(launch.groups.iter().map(|group| emit(graph, group, in_place, profile)).collect(), profile)
 }
 
@@ -130,8 +135,8 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
             let (lanes, workgroups) = rows::row(&mut kernel, rows, profile);
             ("row", [lanes, 1, 1], workgroups)
         }
-        Domain::Contract { dot, place } => {
-            let (size, workgroups) = contract::contract(&mut kernel, *dot, place, profile);
+        Domain::Contract { sum, place } => {
+            let (size, workgroups) = contract::contract(&mut kernel, sum, place, profile);
             ("contract", [size, 1, 1], workgroups)
         }
     };

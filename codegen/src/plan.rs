@@ -105,8 +105,7 @@ pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Re
     }
     let mut constants_arena = Arena::default();
     let mut constants = Vec::new();
-    let read: std::collections::BTreeSet<NodeId> =
-        groups().flat_map(|g| g.reads.iter().copied()).chain(graph.roots()).collect();
+    let read: std::collections::BTreeSet<NodeId> = groups().flat_map(|g| g.reads.iter().copied()).chain(graph.roots()).collect();
     for id in read {
         if let Op::Constant(value) = &graph.node(id).op
             && size_of(id) > 0

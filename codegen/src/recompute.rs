@@ -332,11 +332,14 @@ struct Demand {
 /// What a kernel takes: the bytes that it moves, and the arithmetic of a contraction.
 fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
     let moved = kernel.bound.iter().map(|bound| graph.ty(bound.node()).device_bytes() as u64).sum::<u64>();
-    let arithmetic = launch.groups.iter().map(|group| match group.domain {
-        Domain::Contract { dot, .. } => {
-            let shape = contract_shape(graph, dot);
-            let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k];
-            let products = sizes.into_iter().flatten().fold(1u64, |product, &size| product.saturating_mul(size as u64));
+    let products = |&dot: &NodeId| {
+        let shape = contract_shape(graph, dot);
+        let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k];
+        sizes.into_iter().flatten().fold(1u64, |product, &size| product.saturating_mul(size as u64))
+    };
+    let arithmetic = launch.groups.iter().map(|group| match &group.domain {
+        Domain::Contract { sum, .. } => {
+            let products = sum.terms.iter().map(products).fold(0, u64::saturating_add);
             products.saturating_mul(2) / OPERATIONS_PER_BYTE
         }
         Domain::Map | Domain::Row { .. } => 0,

@@ -41,9 +41,11 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
         let indent = "    ".repeat(depth);
         for (var, builtin) in &part.body.builtins {
             let number = match (several, first, *builtin) {
-                (false, _, Builtin::GlobalLinear { workgroups_x, workgroups_y } | Builtin::GroupLinear { workgroups_x, workgroups_y }) => {
-                    linear(workgroups_x, workgroups_y)
-                }
+                (
+                    false,
+                    _,
+                    Builtin::GlobalLinear { workgroups_x, workgroups_y } | Builtin::GroupLinear { workgroups_x, workgroups_y },
+                ) => linear(workgroups_x, workgroups_y),
                 (true, 0, _) | (false, _, Builtin::Local) => "number".to_string(),
                 (true, ..) => format!("(number - {first}u)"),
             };

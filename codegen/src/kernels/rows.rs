@@ -79,7 +79,8 @@ fn is_first(b: &mut Builder, local: &Index) -> crate::body::ExprId {
 pub fn workgroup(graph: &Graph, group: &Group, rows: &[usize], profile: &DeviceProfile) -> Workgroup {
     let shape = &graph.ty(group.root).shape;
     let count: usize = rows.iter().map(|&a| shape[a]).product();
-    let reductions = group.nodes.iter().filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. })).count();
+    let reductions =
+        group.nodes.iter().filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. })).count();
     match lanes(graph, group, count, shape.numel() / count.max(1), profile) {
         1 => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
         // An index of the largest element takes an array besides the element's.
