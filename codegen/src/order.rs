@@ -30,8 +30,10 @@ pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<
     let mut level = edges.levels();
     let kinds: Vec<Kind> = groups.iter().map(|group| Kind::new(graph, group, profile)).collect();
     edges.start_late(&mut level);
-    edges.join_late(&mut level, &kinds);
-    let joined = join(graph, &groups, &level, &kinds, profile);
+    let fits = |members: &[usize]| fits(graph, &groups, &kinds, members, profile);
+    edges.join_late(&mut level, &kinds, fits);
+    let last = |g: usize| edges.after[g].is_empty();
+    let joined = join(&level, fits, |a, b| kinds[a].suits(&kinds[b]) || last(a) && last(b) && kinds[a].resembles(&kinds[b]));
     let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
     let launch = |(level, members): (usize, Vec<usize>)| {
         let groups = members.into_iter().filter_map(|g| slots[g].take()).collect();
@@ -59,28 +61,36 @@ impl Kind {
         Kind { family, workgroup: Workgroup::of(graph, group, profile), shared }
     }
 
+    fn resembles(&self, other: &Kind) -> bool {
+        self.family == other.family && self.workgroup.invocations == other.workgroup.invocations
+    }
+
     fn suits(&self, other: &Kind) -> bool {
-        self.family == other.family
-            && self.workgroup.invocations == other.workgroup.invocations
-            && !self.shared.is_disjoint(&other.shared)
+        self.resembles(other) && !self.shared.is_disjoint(&other.shared)
     }
 }
 
+/// Whether one kernel can hold these groups.
+fn fits(graph: &Graph, groups: &[Group], kinds: &[Kind], members: &[usize], profile: &DeviceProfile) -> bool {
+    let workgroups: Vec<Workgroup> = members.iter().map(|&m| kinds[m].workgroup).collect();
+    members.len() <= MAX_GROUPS
+        && Workgroup::shared_bytes(&workgroups) <= profile.max_workgroup_bytes as usize
+        && bindings(graph, &members.iter().map(|&m| &groups[m]).collect::<Vec<_>>()) <= profile.max_storage_bindings as usize
+}
+
 /// Levels with the groups of their launches, in execution order.
-fn join(graph: &Graph, groups: &[Group], level: &[usize], kinds: &[Kind], profile: &DeviceProfile) -> Vec<(usize, Vec<usize>)> {
+fn join(
+    level: &[usize],
+    fits: impl Fn(&[usize]) -> bool,
+    suits: impl Fn(usize, usize) -> bool,
+) -> Vec<(usize, Vec<usize>)> {
     let mut levels: BTreeMap<usize, Vec<Vec<usize>>> = BTreeMap::new();
-    for g in 0..groups.len() {
-        let launches = levels.entry(level[g]).or_default();
-        let fits = |members: &&mut Vec<usize>| {
-            let mut all: Vec<&Group> = members.iter().map(|&m| &groups[m]).collect();
-            all.push(&groups[g]);
-            all.len() <= MAX_GROUPS
-                && members.iter().any(|&m| kinds[m].suits(&kinds[g]))
-                && bindings(graph, &all) <= profile.max_storage_bindings as usize
-                && Workgroup::shared_bytes(&members.iter().chain([&g]).map(|&m| kinds[m].workgroup).collect::<Vec<_>>())
-                    <= profile.max_workgroup_bytes as usize
+    for (g, &at) in level.iter().enumerate() {
+        let launches = levels.entry(at).or_default();
+        let joins = |members: &&mut Vec<usize>| {
+            members.iter().any(|&m| suits(m, g)) && fits(&members.iter().copied().chain([g]).collect::<Vec<_>>())
         };
-        match launches.iter_mut().find(fits) {
+        match launches.iter_mut().find(joins) {
             Some(members) => members.push(g),
             None => launches.push(vec![g]),
         }
@@ -189,14 +199,29 @@ impl Edges {
         }
     }
 
-    /// Puts off what nothing waits for until others that suit it run.
-    fn join_late(&self, level: &mut [usize], kinds: &[Kind]) {
-        let last: Vec<usize> = (0..self.after.len()).filter(|&g| self.after[g].is_empty()).collect();
-        for &g in &last {
-            let later = |&other: &usize| level[other] > level[g] && level[other] - level[g] <= MAX_DELAY;
-            if let Some(at) = last.iter().copied().filter(later).filter(|&o| kinds[o].suits(&kinds[g])).map(|o| level[o]).max() {
-                level[g] = at;
+    /// Puts off what nothing waits for until others of its kind run, those first that read the same.
+    fn join_late(&self, level: &mut [usize], kinds: &[Kind], fits: impl Fn(&[usize]) -> bool) {
+        let mut last: Vec<usize> = (0..self.after.len()).filter(|&g| self.after[g].is_empty()).collect();
+        last.sort_by_key(|&g| level[g]);
+        let tests: [fn(&Kind, &Kind) -> bool; 2] = [Kind::suits, Kind::resembles];
+        for suits in tests {
+            let mut alone = Vec::new();
+            while let Some((&first, rest)) = last.split_first() {
+                let mut together = vec![first];
+                for &g in rest.iter().take_while(|&&g| level[g] <= level[first] + MAX_DELAY) {
+                    together.push(g);
+                    if !(suits(&kinds[first], &kinds[g]) && fits(&together)) {
+                        together.pop();
+                    }
+                }
+                let at = together.iter().map(|&g| level[g]).max().unwrap_or(0);
+                together.iter().for_each(|&g| level[g] = at);
+                if together.len() == 1 {
+                    alone.push(first);
+                }
+                last.retain(|g| !together.contains(g));
             }
+            last = alone;
         }
     }
 
