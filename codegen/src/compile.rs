@@ -6,7 +6,7 @@ use std::fmt;
 use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
 
 use crate::fuse::{Group, fuse};
-use crate::kernels::{Emitted, copy, emit};
+use crate::kernels::{Emitted, attention, copy, emit};
 use crate::order::order;
 use crate::plan::{bind, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Program};
@@ -83,12 +83,12 @@ impl fmt::Display for CompileReport {
 
 /// Compiles a verified graph for a device.
 pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
-    let graph = split_concats(&graph.decomposed()?, profile.max_storage_bindings as usize / 2)?;
+    let graph = split_concats(&lowered(graph, profile)?, profile.max_storage_bindings as usize / 2)?;
     let nodes = graph.live().len();
     let (graph, saturation) = match &options.saturate {
         Some(limits) => {
             let (graph, report) = saturate(&graph, limits)?;
-            (graph.decomposed()?, Some(report))
+            (lowered(&graph, profile)?, Some(report))
         }
         None => (graph, None),
     };
@@ -144,6 +144,19 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         memory: program.memory.total(),
     };
     Ok(Compiled { program, report })
+}
+
+/// Primitives, and the composites that have a kernel on such a device.
+fn lowered(graph: &Graph, profile: &DeviceProfile) -> Result<Graph, GraphError> {
+    let kernels: Vec<bool> = graph.ids().map(|id| attention::has_kernel(graph, id, profile)).collect();
+    let mut live = graph.live().into_iter().filter(|&id| !graph.node(id).op.is_leaf());
+    graph.rewrite(|g, node, operands| {
+        let has_kernel = live.next().is_some_and(|id| kernels[id.index()]);
+        match &node.op {
+            Op::Composite(c) if !has_kernel => c.decompose(g, operands),
+            op => g.push(op.clone(), operands),
+        }
+    })
 }
 
 /// Nests concatenations so that none has more than `limit` operands: each may become a binding.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
 
 use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
+use crate::attention::{Attention, attention, companions};
 use crate::eval::interleaved;
 use crate::index::{Index, VarId, ravel};
 use crate::profile::DeviceProfile;
@@ -22,6 +23,8 @@ pub enum Domain {
     Row { rows: Vec<usize> },
     /// The result of a contraction, tile by tile; the rest of the group is its prologue and epilogue.
     Contract { dot: NodeId, place: Place },
+    /// The root is an attention; what it reads is its prologue.
+    Attention,
 }
 
 /// Where, relative to the root's element, a stored node's element lies.
@@ -87,6 +90,7 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
         opaque: BTreeMap::new(),
         root_indices: Vec::new(),
         leaf_reads: Vec::new(),
+        companions: companions(graph, profile.max_storage_bindings as usize).into_iter().collect(),
     };
     let must_store: BTreeSet<NodeId> = graph.roots().collect();
     for id in graph.live().into_iter().rev() {
@@ -110,6 +114,8 @@ struct Fuser<'a> {
     root_indices: Vec<Vec<Index>>,
     /// Per group: where parameters are read.
     leaf_reads: Vec<Vec<(NodeId, Vec<Index>)>>,
+    /// Nodes that the kernel of another one stores on the way, by [`companions`].
+    companions: BTreeMap<NodeId, NodeId>,
 }
 
 impl Fuser<'_> {
@@ -126,6 +132,12 @@ impl Fuser<'_> {
             return;
         }
         let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
+        if self.companions.contains_key(&id) {
+            users.iter().for_each(|&g| {
+                self.groups[g].reads.insert(id);
+            });
+            return;
+        }
         let everywhere = users.len() == 1 || is_light(self.graph, id);
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {
@@ -161,12 +173,18 @@ impl Fuser<'_> {
         let domain = match &node.op {
             Op::Dot(_) | Op::Conv(_) => Domain::Contract { dot: root, place: whole.clone() },
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
+            Op::Composite(_) => Domain::Attention,
             _ => Domain::Map,
         };
+        let beside = self.companions.iter().filter(|(_, first)| **first == root).map(|(&node, _)| Stored {
+            node,
+            place: Place::Axes((0..self.graph.ty(node).shape.rank()).map(|axis| (axis + 1 < rank).then_some(axis)).collect()),
+        });
+        let stored = [Stored { node: root, place: whole }].into_iter().chain(beside).collect();
         self.groups.push(Group {
             root,
             domain,
-            stored: vec![Stored { node: root, place: whole }],
+            stored,
             reads: BTreeSet::new(),
             nodes: BTreeSet::new(),
             elementwise: BTreeSet::new(),
@@ -259,7 +277,7 @@ impl Fuser<'_> {
                 enough_rows.then_some(Domain::Row { rows })
             }
             Domain::Row { rows: current } => (*current == rows).then(|| group.domain.clone()),
-            Domain::Contract { .. } => None,
+            Domain::Contract { .. } | Domain::Attention => None,
         }
     }
 
@@ -376,7 +394,13 @@ impl Fuser<'_> {
                     contract_rhs(self.graph, id, &ContractAt { batch: &batch, free: &n, k: &k }),
                 ]
             }
-            op => unreachable!("{} has no fusion rule", op.name()),
+            op => match attention(self.graph, id) {
+                Some(a) => {
+                    in_prologue = true;
+                    self.attention_reads(&a)
+                }
+                None => unreachable!("{} has no fusion rule", op.name()),
+            },
         };
         for access in accesses {
             if self.graph.ty(access.operand).shape.numel() == 0 {
@@ -389,6 +413,23 @@ impl Fuser<'_> {
             let use_ = Use { group: g, at: access.at, guarded, prologue: in_prologue };
             self.uses.entry(access.operand).or_default().insert(use_);
         }
+    }
+
+    fn attention_reads(&mut self, a: &Attention) -> Vec<Access> {
+        let batch = self.loop_vars(a.batch.iter().copied());
+        let [query, key, column, value_column] =
+            [a.queries, a.keys, a.size, a.value_size].map(|size| self.loop_vars([size]).remove(0));
+        let row = || a.query_at(&batch, &query, None);
+        let backward = a.backward.into_iter().flat_map(|b| {
+            [(b.cotangent, a.query_at(&batch, &query, Some(&value_column))), (b.log_sum_exp, row()), (b.delta, row())]
+        });
+        [(a.query, a.query_at(&batch, &query, Some(&column))), (a.key, a.key_at(&batch, &key, &column))]
+            .into_iter()
+            .chain(a.value.map(|v| (v, a.key_at(&batch, &key, &value_column))))
+            .chain(backward)
+            .chain(a.mask.map(|m| (m, a.mask_at(&batch, &query, &key))))
+            .map(|(operand, at)| Access { guards: Vec::new(), operand, at })
+            .collect()
     }
 
     fn loop_vars(&mut self, extents: impl IntoIterator<Item = usize>) -> Vec<Index> {

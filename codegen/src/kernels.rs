@@ -1,5 +1,6 @@
 //! From a fused group to the body of its kernel and the grid that runs it.
 
+pub mod attention;
 mod contract;
 mod rows;
 
@@ -50,6 +51,10 @@ pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, p
         Domain::Contract { dot, place } => {
             let (size, workgroups) = contract::contract(&mut kernel, *dot, place, profile);
             ("contract", [size, 1, 1], workgroups)
+        }
+        Domain::Attention => {
+            let (size, workgroups) = attention::emit(&mut kernel, group.root, profile);
+            ("attention", [size, 1, 1], workgroups)
         }
     };
     Emitted { family, body: kernel.e.b.finish(workgroup_size), bound: kernel.bound, workgroups }

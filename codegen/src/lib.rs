@@ -1,6 +1,7 @@
 //! From a verified graph to a [`Program`]: equality saturation, fusion, schedules, WGSL, and the memory plan. Knows no GPU.
 
 mod access;
+mod attention;
 mod body;
 mod compile;
 mod eval;
