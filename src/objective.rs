@@ -1,6 +1,7 @@
 //! What training minimises: a loss of one of the model's outputs against a target from the data.
 
 use meganeura_autodiff::{Loss, LossError};
+use meganeura_codegen::raise;
 use meganeura_import::Bindings;
 use meganeura_ir::{BinaryOp, Composite, DTypeClass, Graph, NodeId, Op, ReduceOp, Shape, TensorType, UnaryOp};
 
@@ -87,10 +88,11 @@ impl Objective {
         for (input, shape) in samples.shapes(batch) {
             bindings.shapes.entry(input).or_insert(shape);
         }
-        let mut graph = match batch {
+        // Derivatives of what is raised are composites too.
+        let mut graph = raise(&match batch {
             Some(_) => model.specialize(&bindings)?.graph,
             None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
-        };
+        });
         let mut prediction = self.output_node(model, &graph)?;
         graph.clear_outputs();
         let mut softmax = None;

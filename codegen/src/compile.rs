@@ -10,7 +10,7 @@ use crate::kernels::{Emitted, attention, copy, emit};
 use crate::order::order;
 use crate::plan::{bind, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Program};
-use crate::saturate::{Limits, Report, SaturateError, saturate};
+use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
 use crate::{DeviceProfile, wgsl};
 
 #[derive(Clone, Debug)]
@@ -83,7 +83,8 @@ impl fmt::Display for CompileReport {
 
 /// Compiles a verified graph for a device.
 pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
-    let graph = split_concats(&lowered(graph, profile)?, profile.max_storage_bindings as usize / 2)?;
+    let raised = options.saturate.map(|_| raise(graph));
+    let graph = split_concats(&lowered(raised.as_ref().unwrap_or(graph), profile)?, profile.max_storage_bindings as usize / 2)?;
     let nodes = graph.live().len();
     let (graph, saturation) = match &options.saturate {
         Some(limits) => {

@@ -18,3 +18,4 @@ mod wgsl;
 pub use compile::{CompileError, CompileOptions, CompileReport, Compiled, compile};
 pub use profile::{DeviceKind, DeviceProfile};
 pub use program::Program;
+pub use saturate::raise;

@@ -3,6 +3,8 @@
 //!
 //! Inside, scores that are not kept are a large negative number, never an infinity, and their weights are set to zero.
 
+mod tiled;
+
 use meganeura_ir::{AttentionOperand, BinaryOp, CompareOp, DType, Graph, NodeId, UnaryOp};
 
 use crate::attention::{Attention, Role, attention};
@@ -31,13 +33,18 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
 /// Emits the kernel; returns the workgroup size and the grid.
 pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> (u32, [u32; 3]) {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
+    let tiles = tiled::tiles(&spec, profile);
     let mut family = Family { kernel, spec };
-    let workgroups = match family.spec.role {
-        Role::Output | Role::LogSumExp => family.forward_direct(profile),
-        Role::Gradient(AttentionOperand::Query) => family.query_gradient_direct(profile),
-        Role::Gradient(_) => family.key_gradients_direct(profile),
-    };
-    (WORKGROUP as u32, workgroups)
+    match (family.spec.role, tiles) {
+        (Role::Output | Role::LogSumExp, Some(tiles)) => (tiled::WORKGROUP as u32, family.forward_tiled(tiles, profile)),
+        (Role::Output | Role::LogSumExp, None) => (WORKGROUP as u32, family.forward_direct(profile)),
+        (Role::Gradient(AttentionOperand::Query), Some(tiles)) => {
+            (tiled::WORKGROUP as u32, family.query_gradient_tiled(tiles, profile))
+        }
+        (Role::Gradient(AttentionOperand::Query), None) => (WORKGROUP as u32, family.query_gradient_direct(profile)),
+        (Role::Gradient(_), Some(tiles)) => (tiled::WORKGROUP as u32, family.key_gradients_tiled(tiles, profile)),
+        (Role::Gradient(_), None) => (WORKGROUP as u32, family.key_gradients_direct(profile)),
+    }
 }
 
 struct Family<'k, 'g> {
