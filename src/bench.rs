@@ -97,7 +97,7 @@ impl Model {
         let compile = started.elapsed();
         let started = Instant::now();
         let program = Arc::new(compiled.program);
-        let store = place_weights(self, device, &program)?;
+        let store = place_weights(self, &[], device, &program)?;
         let mut session = Session::new(device, program, &store)?;
         let open = started.elapsed();
         let inputs = by_name(&inputs);

@@ -30,6 +30,12 @@ pub struct Progress {
     pub seed: u64,
     pub loss: String,
     pub optimizer: String,
+    /// Low-rank adapters, as `--lora` has them.
+    #[serde(default)]
+    pub adapters: Vec<String>,
+    /// How the loss is scaled, if it is.
+    #[serde(default)]
+    pub loss_scale: Option<String>,
 }
 
 /// What checkpoints without the number of batches per step mean.
@@ -150,7 +156,10 @@ mod tests {
 
     fn checkpoint(step: u64) -> Checkpoint {
         let (loss, optimizer) = ("mse".to_string(), "sgd".to_string());
-        let progress = Progress { step, samples: 10, batch: 4, accumulate: 2, seed: u64::MAX, loss, optimizer };
+        let loss_scale = Some("fixed".to_string());
+        let adapters = vec!["fc.weight:rank=2,alpha=4".to_string()];
+        let progress =
+            Progress { step, samples: 10, batch: 4, accumulate: 2, seed: u64::MAX, loss, optimizer, adapters, loss_scale };
         let tensors = [("w", 1.0), ("optimizer/momentum/w", 2.0)];
         let tensors = tensors.map(|(name, v)| (name.to_string(), Tensor::from_f32([2], &[v, step as f32])));
         Checkpoint { progress, tensors: tensors.into() }

@@ -11,6 +11,8 @@ use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionErr
 use crate::checkpoint::ResumeError;
 use crate::data::DataError;
 use crate::log::LogError;
+use crate::lora::LoraError;
+use crate::peft::PeftError;
 use crate::plot::PlotError;
 
 /// Where the first number that is not finite was found.
@@ -62,6 +64,10 @@ pub enum Error {
     #[error("the loss is {loss} at step {step}: {}", .bad.as_ref().map_or("a smaller learning rate or --clip may help".to_string(), ToString::to_string))]
     NonFiniteLoss { step: u64, loss: f64, bad: Option<NonFinite> },
     #[error(
+        "the gradients of {steps} steps up to {step} were not finite, whatever the loss was scaled by (now {scale:e}): a smaller learning rate may help"
+    )]
+    NonFiniteGradients { step: u64, steps: u64, scale: f64 },
+    #[error(
         "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
     )]
     Cache(std::io::Error),
@@ -71,6 +77,10 @@ pub enum Error {
     WeightType { name: String, found: TensorType, expected: TensorType },
     #[error("weight {name:?}: {source}")]
     WeightRange { name: String, source: RangeError },
+    #[error(transparent)]
+    Lora(Box<LoraError>),
+    #[error(transparent)]
+    Peft(#[from] PeftError),
     #[error(transparent)]
     Resume(#[from] ResumeError),
     #[error(transparent)]
@@ -97,6 +107,12 @@ pub enum Error {
     Log(#[from] LogError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+}
+
+impl From<LoraError> for Error {
+    fn from(error: LoraError) -> Self {
+        Error::Lora(Box::new(error))
+    }
 }
 
 impl From<DataError> for Error {

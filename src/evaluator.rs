@@ -9,6 +9,7 @@ use meganeura_runtime::{Device, ParameterStore, Session};
 use crate::data::{Array, Dataset, Samples, TARGET_INPUT, batch_type};
 use crate::error::Error;
 use crate::gradients::LOSS_OUTPUT;
+use crate::lora::{self, Adapter};
 use crate::metric::{Metric, loss_units};
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
@@ -67,12 +68,13 @@ impl Evaluator {
         metric: Option<Metric>,
         batch: usize,
         bindings: &Bindings,
-        (cache, trained): (PrefixCache, &[String]),
+        (cache, trained, adapters): (PrefixCache, &[String], &[Adapter]),
     ) -> Result<Self, Error> {
         let device = store.device();
         let bindings = &Bindings { phase: Phase::INFERENCE, ..bindings.clone() };
         let mut samples = Samples::bind(data, &model.bound_inputs(bindings), objective.data_target())?;
-        let forward = objective.build(model, &mut samples, Some(batch), bindings)?;
+        let graph = lora::attach(objective.specialize(model, &samples, Some(batch), bindings)?, adapters)?;
+        let forward = objective.build(model, graph, &mut samples, Some(batch))?;
         let count = samples.count();
         let cut = |ty: &TensorType, rows: usize| match ty.shape.first() {
             Some(&first) if first == batch => Ok(batch_type(ty, rows)),

@@ -46,7 +46,8 @@ impl Model {
         bindings: &Bindings,
     ) -> Result<Gradients, Error> {
         let mut samples = Samples::whole(data, &self.bound_inputs(bindings), objective.data_target())?;
-        let Forward { mut graph, loss, .. } = objective.build(self, &mut samples, None, bindings)?;
+        let graph = objective.specialize(self, &samples, None, bindings)?;
+        let Forward { mut graph, loss, .. } = objective.build(self, graph, &mut samples, None)?;
         let nodes = self.differentiable(&mut graph, wrt)?;
         if nodes.is_empty() {
             return Err(Error::NothingToTrain { reason: "the model has no float tensor of that kind" });

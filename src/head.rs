@@ -5,6 +5,7 @@ use meganeura_ir::{Shape, Tensor};
 
 use crate::data::SplitMix64;
 use crate::error::Error;
+use crate::lora::LoraError;
 use crate::model::Model;
 
 /// The head that a model is to have.
@@ -41,6 +42,9 @@ impl Model {
         }
         let head = self.imported().head(options.output.as_deref(), options.weight.as_deref());
         let head = head.map_err(|e| self.import_error(e))?;
+        if self.adapters().iter().any(|adapter| adapter.weight() == head.weight.name) {
+            return Err(LoraError::AdaptedHead(head.weight.name).into());
+        }
         let old = self.weight(&head.weight.name)?;
         let fan_in = old.shape().numel() / head.classes.max(1);
         let bound = 1.0 / (fan_in.max(1) as f64).sqrt();

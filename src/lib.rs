@@ -28,6 +28,7 @@
 //! ```
 //!
 //! [`Model::run`] runs a model once and [`Model::predictor`] keeps it on the device; [`Model::gradients`] gives the gradient of a loss.
+//! [`TrainOptions::lora`] trains low-rank adapters instead of the weights themselves; [`Model::export_peft`] writes them alone.
 //! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
 //! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 
@@ -40,9 +41,11 @@ mod gradients;
 mod groups;
 mod head;
 pub mod log;
+mod lora;
 mod metric;
 mod model;
 mod objective;
+mod peft;
 pub mod plot;
 mod predictor;
 mod prefix;
@@ -60,9 +63,11 @@ pub use glob::Pattern;
 pub use gradients::{Gradients, WithRespectTo};
 pub use groups::{GroupRate, ParameterGroup, TrainedGroup};
 pub use head::HeadOptions;
+pub use lora::{Adapter, LoraError, LoraOptions};
 pub use metric::Metric;
 pub use model::Model;
 pub use objective::Objective;
+pub use peft::PeftError;
 pub use predictor::Predictor;
 pub use prefix::{FrozenPrefix, PrefixCache};
 pub use schedule::{Anneal, Decay, Schedule};
@@ -70,7 +75,7 @@ pub use tensor_file::write_tensors;
 pub use trainer::{Length, StepReport, TrainOptions, Trainer};
 pub use workload::{WorkPhase, Workload};
 
-pub use meganeura_autodiff::{self as autodiff, Loss, Optimizer};
+pub use meganeura_autodiff::{self as autodiff, Loss, LossScale, Optimizer};
 pub use meganeura_codegen as codegen;
 pub use meganeura_import::{
     self as import, Bindings, Dim, ImportOptions, Limits, Mode, ModelInput, ModelOutput, ModelParameter, Phase, RANDOM_KEY,

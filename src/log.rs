@@ -22,7 +22,20 @@ pub enum Event {
         device: String,
     },
     /// One optimiser step. `step` counts from 1, `epoch` from 0; `seconds` since the start of the run.
-    Step { step: u64, epoch: u64, loss: f64, learning_rate: f64, samples_per_second: f64, seconds: f64 },
+    Step {
+        step: u64,
+        epoch: u64,
+        loss: f64,
+        learning_rate: f64,
+        /// What the loss was multiplied by, where it is scaled.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        loss_scale: Option<f64>,
+        /// The gradients were not finite, so that the step changed no weights.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        skipped: bool,
+        samples_per_second: f64,
+        seconds: f64,
+    },
     /// A pass over the evaluation data after `step` steps.
     Evaluation { step: u64, samples: usize, loss: f64, metric: Option<&'static str>, value: Option<f64>, seconds: f64 },
     /// The evaluations after `step` stopped getting better; the best one was after `best_step` steps.
@@ -68,7 +81,8 @@ mod tests {
     use super::*;
 
     fn step(step: u64) -> Event {
-        Event::Step { step, epoch: 0, loss: 0.5, learning_rate: 0.1, samples_per_second: 10.0, seconds: 1.0 }
+        let (loss_scale, skipped) = (None, false);
+        Event::Step { step, epoch: 0, loss: 0.5, learning_rate: 0.1, loss_scale, skipped, samples_per_second: 10.0, seconds: 1.0 }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`Model`]: an imported model and the weights it has today.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use meganeura_ir::{Graph, Tensor, TensorType, random_key};
 use meganeura_runtime::{Device, atomic_write};
 
 use crate::error::Error;
+use crate::lora::{Adaptation, Adapter};
 use crate::predictor::Predictor;
 
 /// A model: the structure that was imported, and today's weights on the host.
@@ -24,6 +25,7 @@ pub struct Model {
     imported: meganeura_import::Model,
     /// Weights that differ from the file's, in the dtype of the file.
     changed: BTreeMap<String, Tensor>,
+    adaptation: Adaptation,
 }
 
 impl Model {
@@ -42,7 +44,10 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &ImportOptions) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         match meganeura_import::Model::open_with(&path, options) {
-            Ok(imported) => Ok(Model { path, imported, changed: BTreeMap::new() }),
+            Ok(imported) => {
+                let adaptation = Adaptation::read(&imported)?;
+                Ok(Model { path, imported, changed: BTreeMap::new(), adaptation })
+            }
             Err(source) => Err(Error::Import { path, source: source.into() }),
         }
     }
@@ -75,15 +80,56 @@ impl Model {
         &self.imported
     }
 
-    /// Today's value of a parameter, in the dtype of the file.
+    /// Low-rank adapters, in the order of the weights that they belong to.
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adaptation.adapters
+    }
+
+    /// Parameters that have changed with the adapters.
+    pub(crate) fn trained_with_adapters(&self) -> &[String] {
+        &self.adaptation.trained
+    }
+
+    /// Gives the model adapters in place of those that it has, and says which parameters were trained with them.
+    pub(crate) fn adapt(&mut self, adapters: Vec<Adapter>, trained: impl IntoIterator<Item = String>) -> Result<(), Error> {
+        let fits = |a: &Adapter| self.imported.parameter(a.weight()).is_some_and(|p| p.shape == *a.matrix().shape());
+        if let Some(adapter) = adapters.iter().find(|adapter| !fits(adapter)) {
+            return Err(Error::UnknownParameter(adapter.weight().to_owned()));
+        }
+        let mut all: BTreeSet<String> = std::mem::take(&mut self.adaptation.trained).into_iter().collect();
+        all.extend(trained);
+        self.adaptation = Adaptation { adapters, trained: all.into_iter().collect() };
+        Ok(())
+    }
+
+    /// Makes the adapters part of the weights that they belong to.
+    ///
+    /// # Errors
+    /// The file is damaged.
+    pub fn merge_adapters(&mut self) -> Result<(), Error> {
+        for adapter in self.adapters().to_vec() {
+            let merged = self.weight(adapter.weight())?;
+            self.changed.insert(adapter.weight().to_owned(), merged);
+        }
+        self.adaptation = Adaptation::default();
+        Ok(())
+    }
+
+    /// Today's value of a parameter, in the dtype of the file: of a weight that has an adapter, with it. Also the value of a factor of an
+    /// adapter.
     ///
     /// # Errors
     /// The model has no such parameter, or the file is damaged.
     pub fn weight(&self, name: &str) -> Result<Tensor, Error> {
-        match self.changed.get(name) {
-            Some(tensor) => Ok(tensor.clone()),
-            None => self.imported.weight(name).map_err(|e| self.import_error(e)),
+        match self.adaptation.factor(name) {
+            Some(factor) => Ok(factor.clone()),
+            None => Ok(self.adaptation.merged(name, self.base_weight(name)?)),
         }
+    }
+
+    /// As [`Model::weight`], without its adapter.
+    pub(crate) fn base_weight(&self, name: &str) -> Result<Tensor, Error> {
+        self.today(name).map_err(|e| self.import_error(e))
     }
 
     /// Weights of the file that are copies of each other.
@@ -94,22 +140,29 @@ impl Model {
         self.imported.copies().map_err(|e| self.import_error(e))
     }
 
-    /// Replaces weights, all or none. Values are rounded to the dtype of the file.
+    /// Replaces weights and factors of adapters, all or none. Values are rounded to the dtype of the file. A weight that has an adapter keeps
+    /// it.
     ///
     /// # Errors
     /// The model has no such parameter, or a shape differs.
     pub fn set_weights(&mut self, weights: impl IntoIterator<Item = (String, Tensor)>) -> Result<(), Error> {
         let mut changed = Vec::new();
         for (name, tensor) in weights {
-            let parameter = self.imported.parameter(&name).ok_or_else(|| Error::UnknownParameter(name.clone()))?;
-            let expected = TensorType::new(parameter.stored, parameter.shape.clone());
+            let factor = self.adaptation.factor(&name).map(|factor| factor.ty().clone());
+            let parameter = self.imported.parameter(&name).map(|p| TensorType::new(p.stored, p.shape.clone()));
+            let expected = factor.or(parameter).ok_or_else(|| Error::UnknownParameter(name.clone()))?;
             let found = tensor.ty().clone();
             if found.shape != expected.shape || !found.dtype.is_float() {
                 return Err(Error::WeightType { name, found, expected });
             }
             changed.push((name, tensor.cast(expected.dtype)));
         }
-        self.changed.extend(changed);
+        for (name, tensor) in changed {
+            match self.adaptation.factor(&name) {
+                Some(_) => self.adaptation.set_factor(&name, tensor),
+                None => drop(self.changed.insert(name, tensor)),
+            }
+        }
         Ok(())
     }
 
@@ -215,20 +268,24 @@ impl Model {
     }
 
     /// Writes today's weights and the structure as one safetensors file: every command opens it, and any safetensors library reads the
-    /// weights under their original names, shapes and dtypes.
+    /// weights under their original names, shapes and dtypes. Adapters stay apart from the weights that they belong to; see
+    /// [`Model::merge_adapters`].
     ///
     /// # Errors
     /// The file cannot be written; what was there before is untouched.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        self.write(path.as_ref(), |out| meganeura_import::write_artifact(out, &self.imported, &|name| self.today(name)))
+        let attachments = self.adaptation.attachments()?;
+        let today = |name: &str| self.today(name);
+        self.write(path.as_ref(), |out| meganeura_import::write_artifact_with(out, &self.imported, &today, &attachments))
     }
 
-    /// Writes the original ONNX model with today's weights.
+    /// Writes the original ONNX model with today's weights, which adapters are part of.
     ///
     /// # Errors
     /// As [`Model::save`].
     pub fn export_onnx(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        self.write(path.as_ref(), |out| meganeura_import::write_onnx(out, &self.imported, &|name| self.today(name)))
+        let merged = |name: &str| Ok(self.adaptation.merged(name, self.today(name)?));
+        self.write(path.as_ref(), |out| meganeura_import::write_onnx(out, &self.imported, &merged))
     }
 
     fn today(&self, name: &str) -> Result<Tensor, ImportError> {

@@ -75,24 +75,35 @@ impl Objective {
         graph.output_node(self.output_name(model)?).ok_or(Error::NoOutput)
     }
 
-    /// The forward pass and the loss for batches of `batch` samples, or for the arrays as they are. Afterwards `samples` gives targets
-    /// in the dtype of the graph.
-    pub(crate) fn build(
+    /// The model for batches of `batch` samples, or for the arrays as they are.
+    pub(crate) fn specialize(
         &self,
         model: &Model,
-        samples: &mut Samples,
+        samples: &Samples,
         batch: Option<usize>,
         bindings: &Bindings,
-    ) -> Result<Forward, Error> {
+    ) -> Result<Graph, Error> {
+        self.output_name(model)?;
         let mut bindings = bindings.clone();
         for (input, shape) in samples.shapes(batch) {
             bindings.shapes.entry(input).or_insert(shape);
         }
-        // Derivatives of what is raised are composites too.
-        let mut graph = raise(&match batch {
+        Ok(match batch {
             Some(_) => model.specialize(&bindings)?.graph,
             None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
-        });
+        })
+    }
+
+    /// The forward pass, a graph of [`Objective::specialize`], with the loss. Afterwards `samples` gives targets in the dtype of the graph.
+    pub(crate) fn build(
+        &self,
+        model: &Model,
+        graph: Graph,
+        samples: &mut Samples,
+        batch: Option<usize>,
+    ) -> Result<Forward, Error> {
+        // Derivatives of what is raised are composites too.
+        let mut graph = raise(&graph);
         let mut prediction = self.output_node(model, &graph)?;
         graph.clear_outputs();
         let mut softmax = None;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use meganeura_codegen::{CompileOptions, Program};
 use meganeura_import::RANDOM_KEY;
-use meganeura_ir::{DType, Graph, ParameterId, ParameterRole, Tensor, random_key};
+use meganeura_ir::{DType, Graph, ParameterId, Tensor, random_key};
 use meganeura_runtime::{Device, ParameterStore, Session};
 
 use crate::error::Error;
+use crate::lora::Adapter;
 use crate::model::Model;
 
 /// Host memory that an upload of weights may take at once, in bytes.
@@ -21,7 +22,7 @@ pub struct Predictor {
 impl Predictor {
     pub(crate) fn new(model: &Model, device: &Arc<Device>, graph: Graph) -> Result<Self, Error> {
         let program = compile(graph, device)?;
-        let store = place_weights(model, device, &program)?;
+        let store = place_weights(model, &[], device, &program)?;
         Ok(Predictor { session: Session::new(device, program, &store)? })
     }
 
@@ -44,8 +45,14 @@ pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Err
     Ok(Arc::new(compiled.program))
 }
 
-/// A store with today's weights of `model`, in the layout of `program`.
-pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Program) -> Result<Arc<ParameterStore>, Error> {
+/// A store with today's weights of `model`, in the layout of `program`: with its adapters, or without them and beside `adapters`, whose factors
+/// are parameters of the program then.
+pub(crate) fn place_weights(
+    model: &Model,
+    adapters: &[Adapter],
+    device: &Arc<Device>,
+    program: &Program,
+) -> Result<Arc<ParameterStore>, Error> {
     let store = ParameterStore::new(device, program)?;
     let mut waiting: Vec<(ParameterId, Tensor)> = Vec::new();
     let mut bytes = 0;
@@ -56,9 +63,14 @@ pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Progr
         written
     };
     for binding in &program.parameters {
-        let Some(parameter) = model.imported().parameter(&binding.name) else { continue };
-        debug_assert!(parameter.role != ParameterRole::Optimizer);
-        let tensor = model.weight(&binding.name)?.cast_finite(DType::F32);
+        let factor = adapters.iter().flat_map(Adapter::factors).find(|(name, _)| *name == binding.name);
+        let tensor = match (factor, model.imported().parameter(&binding.name)) {
+            (Some((_, factor)), _) => factor.clone(),
+            (None, Some(_)) if adapters.is_empty() => model.weight(&binding.name)?,
+            (None, Some(_)) => model.base_weight(&binding.name)?,
+            (None, None) => continue,
+        };
+        let tensor = tensor.cast_finite(DType::F32);
         let tensor = tensor.map_err(|source| Error::WeightRange { name: binding.name.clone(), source })?;
         bytes += tensor.bytes().len();
         waiting.push((binding.id, tensor));

@@ -1,10 +1,10 @@
 //! [`Trainer`]: fine-tunes a model on a device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use glob::Pattern;
-use meganeura_autodiff::{EMA_PREFIX, Optimizer};
+use meganeura_autodiff::{EMA_PREFIX, LossScale, Optimizer};
 use meganeura_import::{Bindings, Dim, ModelInput};
 use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
@@ -14,6 +14,7 @@ use crate::data::{Dataset, Samples, epoch_order};
 use crate::error::{Error, NonFinite};
 use crate::evaluator::{Evaluation, Evaluator};
 use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
+use crate::lora::{self, Adapter, LoraOptions, new_adapters};
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
@@ -50,6 +51,9 @@ pub struct TrainOptions {
     pub groups: Vec<ParameterGroup>,
     /// No weight decay of weights with at most one dimension: norms and biases.
     pub no_decay_norms: bool,
+    /// What the loss is multiplied by while its gradients are computed, for arithmetic in which small ones would vanish. A step whose gradients are
+    /// not finite changes no weights.
+    pub loss_scale: Option<LossScale>,
     /// The decay of a moving average of the weights, if there is to be one.
     pub ema: Option<f64>,
     /// Samples per batch. Without it, what the model's inputs fix, else 32; at most what the data holds.
@@ -61,6 +65,9 @@ pub struct TrainOptions {
     pub train: Vec<Pattern>,
     /// Which of those do not train after all.
     pub freeze: Vec<Pattern>,
+    /// Which weights get low-rank adapters. With adapters, new ones or those that the model has, these train, and besides only what `train`
+    /// names.
+    pub lora: Vec<LoraOptions>,
     /// Decides the order of the samples and all random numbers.
     pub seed: u64,
     /// Whether what training cannot change is computed once per sample, where it is needed more than once.
@@ -82,11 +89,13 @@ impl TrainOptions {
             groups: Vec::new(),
             no_decay_norms: false,
             ema: None,
+            loss_scale: None,
             batch: None,
             accumulate: 1,
             length: Length::Epochs(1),
             train: Vec::new(),
             freeze: Vec::new(),
+            lora: Vec::new(),
             seed: 0,
             cache: PrefixCache::default(),
             bindings: Bindings::default(),
@@ -104,7 +113,14 @@ pub struct StepReport {
     /// The mean loss of the batch before the step changed the weights.
     pub loss: f64,
     pub learning_rate: f64,
+    /// What the loss was multiplied by, where it is scaled.
+    pub loss_scale: Option<f64>,
+    /// The gradients were not finite, so that the step changed no weights.
+    pub skipped: bool,
 }
+
+/// Steps in a row without finite gradients after which no scale of the loss can help.
+const MAX_SKIPPED: u64 = 100;
 
 /// A training run: forward pass, loss, gradients and updates as one program, with the weights on the device.
 ///
@@ -123,9 +139,13 @@ pub struct Trainer {
     /// Of the training graph, by id.
     parameters: Vec<ParameterInfo>,
     trained: Vec<String>,
+    /// As they were before the first step.
+    adapters: Vec<Adapter>,
     reads_logits: bool,
     /// Steps that were completed.
     step: u64,
+    /// The last of these that changed no weights, in a row.
+    skipped: u64,
     /// An epoch and the order of its samples.
     order: (u64, Vec<usize>),
 }
@@ -141,11 +161,16 @@ impl Trainer {
         let inputs = model.bound_inputs(&options.bindings);
         let mut samples = Samples::bind(data, &inputs, objective.data_target())?;
         let batch = batch_size(&inputs, &samples, options.batch)?;
-        let forward = objective.build(model, &mut samples, Some(batch), &options.bindings)?;
+        let graph = objective.specialize(model, &samples, Some(batch), &options.bindings)?;
+        let adapters = match options.lora.as_slice() {
+            [] => model.adapters().to_vec(),
+            lora => new_adapters(model, &graph, lora, options.seed)?,
+        };
+        let forward = objective.build(model, lora::attach(graph, &adapters)?, &mut samples, Some(batch))?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
-        let trained = trained(model, &options.train, &options.freeze)?;
+        let trained = trained(model, &adapters, &options.train, &options.freeze)?;
         let per_step = samples_per_step(&samples, batch, options.accumulate)?;
-        let groups = groups(model, &trained, &options)?;
+        let groups = groups(model, &adapters, &trained, &options)?;
         let steps_per_epoch = (samples.count() / per_step) as u64;
         let total = match options.length {
             Length::Epochs(epochs) => epochs * steps_per_epoch,
@@ -157,8 +182,13 @@ impl Trainer {
         let graphs = updates(&groups, &options).build(forward)?;
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
         let program = compile(graphs.update, device)?;
-        let store = place_weights(model, device, &program)?;
-        let session = Session::new(device, program, &store)?;
+        let store = place_weights(model, &adapters, device, &program)?;
+        let mut session = Session::new(device, program, &store)?;
+        for (name, value) in options.loss_scale.iter().flat_map(LossScale::initial_state) {
+            if let Some(index) = parameters.iter().position(|p| p.name == name) {
+                session.write_parameter(ParameterId(index as u32), &Tensor::scalar_f32(value))?;
+            }
+        }
         let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
         let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
@@ -173,9 +203,11 @@ impl Trainer {
             schedule,
             parameters,
             trained,
+            adapters,
             groups,
             reads_logits,
             step: 0,
+            skipped: 0,
             order,
             options,
         })
@@ -221,6 +253,11 @@ impl Trainer {
         self.feed.frozen_prefix()
     }
 
+    /// The adapters of the model, as they were before the first step.
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adapters
+    }
+
     /// Names of the weights that train.
     pub fn trained(&self) -> &[String] {
         &self.trained
@@ -247,12 +284,17 @@ impl Trainer {
             };
             let exhausted = next.is_none();
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
-                report.loss = self.loss(ticket)?;
+                self.finish(ticket, &mut report)?;
                 if !report.loss.is_finite() {
                     let bad = self.first_non_finite(report.step)?;
                     return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
                 }
                 self.step = report.step;
+                self.skipped = if report.skipped { self.skipped + 1 } else { 0 };
+                if self.skipped >= MAX_SKIPPED {
+                    let (step, steps) = (report.step, self.skipped);
+                    return Err(Error::NonFiniteGradients { step, steps, scale: report.loss_scale.unwrap_or(1.0) }.into());
+                }
                 on_step(&report)?;
             }
             if exhausted && in_flight.is_none() {
@@ -298,12 +340,17 @@ impl Trainer {
         let draw = draws + before.len() as u64 / self.batch as u64;
         inputs.extend(random_input(self.session.program(), self.options.seed, draw));
         let ticket = self.session.submit(&by_name(&inputs))?;
-        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
+        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate, loss_scale: None, skipped: false }))
     }
 
-    fn loss(&mut self, ticket: Ticket) -> Result<f64, Error> {
+    /// Waits for a step, and reports what came of it.
+    fn finish(&mut self, ticket: Ticket, report: &mut StepReport) -> Result<(), Error> {
         let outputs = self.session.wait(ticket)?;
-        Ok(outputs.first().and_then(Tensor::scalar_f64).unwrap_or(f64::NAN))
+        let scalar = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64);
+        report.loss = scalar(0).unwrap_or(f64::NAN);
+        report.loss_scale = scalar(1);
+        report.skipped = scalar(2) == Some(0.0);
+        Ok(())
     }
 
     /// The epoch of a step, and its samples.
@@ -322,7 +369,7 @@ impl Trainer {
     /// The data does not fit the model, the loss or the metric; the device cannot hold or run the evaluation.
     pub fn evaluator(&self, model: &Model, data: &Dataset, metric: Option<Metric>) -> Result<Evaluator, Error> {
         let (objective, bindings) = (&self.options.objective, &self.options.bindings);
-        let frozen = (self.options.cache, self.trained.as_slice());
+        let frozen = (self.options.cache, self.trained.as_slice(), self.adapters.as_slice());
         Evaluator::new(model, &self.store, data, objective, metric, self.batch, bindings, frozen)
     }
 
@@ -377,13 +424,17 @@ impl Trainer {
         Ok(weights)
     }
 
-    /// Gives `model` today's values of what was trained, as [`Trainer::tuned`].
+    /// Gives `model` today's values of what was trained, as [`Trainer::tuned`], and its adapters.
     ///
     /// # Errors
     /// The device fails, or `model` is another than the one being trained.
     pub fn update(&mut self, model: &mut Model) -> Result<(), Error> {
-        let weights = self.tuned()?;
-        model.set_weights(weights.into_iter().filter(|(name, _)| model.imported().parameter(name).is_some()).collect::<Vec<_>>())
+        let (weights, factors): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            self.tuned()?.into_iter().partition(|(name, _)| model.imported().parameter(name).is_some());
+        if !self.adapters.is_empty() {
+            model.adapt(self.adapters.clone(), weights.keys().cloned())?;
+        }
+        model.set_weights(weights.into_iter().chain(factors))
     }
 
     /// Everything that [`Trainer::resume`] needs to go on from here.
@@ -403,6 +454,8 @@ impl Trainer {
             seed: self.options.seed,
             loss: self.options.objective.loss.name().to_string(),
             optimizer: self.options.optimizer.name().to_string(),
+            adapters: self.adapters.iter().map(Adapter::describe).collect(),
+            loss_scale: self.options.loss_scale.map(|rule| format!("{rule:?}")),
         }
     }
 
@@ -412,6 +465,7 @@ impl Trainer {
     /// The checkpoint was made with other data, batches, seed, loss or optimiser, or belongs to another model.
     pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let (found, expected) = (&checkpoint.progress, self.progress());
+        let text = |loss_scale: &Option<String>| loss_scale.clone().unwrap_or_else(|| "off".to_string());
         let same = [
             ("samples", found.samples.to_string(), expected.samples.to_string()),
             ("batch", found.batch.to_string(), expected.batch.to_string()),
@@ -419,8 +473,14 @@ impl Trainer {
             ("seed", found.seed.to_string(), expected.seed.to_string()),
             ("loss", found.loss.clone(), expected.loss),
             ("optimizer", found.optimizer.clone(), expected.optimizer),
+            ("loss scale", text(&found.loss_scale), text(&expected.loss_scale)),
         ];
-        if let Some((what, found, expected)) = same.into_iter().find(|(_, found, expected)| found != expected) {
+        let differing = |some: &[String], other: &[String]| {
+            some.iter().find(|adapter| !other.contains(adapter)).cloned().unwrap_or_else(|| "none".to_string())
+        };
+        let (here, there) = (expected.adapters.as_slice(), found.adapters.as_slice());
+        let adapter = ("the adapter", differing(there, here), differing(here, there));
+        if let Some((what, found, expected)) = same.into_iter().chain([adapter]).find(|(_, found, expected)| found != expected) {
             return Err(ResumeError::Mismatch { what, found, expected }.into());
         }
         let mut values = Vec::with_capacity(self.parameters.len());
@@ -463,18 +523,22 @@ fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -
 }
 
 /// The weights that train: chosen by `train`, or all that train by default, without those that match `freeze`.
-fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
+/// Adapters train too, and besides them only what `train` names.
+fn trained(model: &Model, adapters: &[Adapter], train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
     let parameters = model.parameters();
-    if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !parameters.iter().any(|p| pattern.matches(&p.name))) {
-        let examples = parameters.iter().take(3).map(|p| format!("{:?}", p.name)).collect();
+    let factors: Vec<String> = adapters.iter().flat_map(Adapter::factors).map(|(name, _)| name).collect();
+    let names = || parameters.iter().map(|p| &p.name).chain(&factors);
+    if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !names().any(|name| pattern.matches(name))) {
+        let examples = names().take(3).map(|name| format!("{name:?}")).collect();
         return Err(Error::NoMatch { pattern: pattern.as_str().to_string(), examples });
     }
     let matches = |patterns: &[Pattern], name: &str| patterns.iter().any(|pattern| pattern.matches(name));
     let chosen = parameters.iter().filter(|p| match train {
-        [] => p.trainable,
+        [] => p.trainable && adapters.is_empty(),
         _ => p.role == ParameterRole::Weight && matches(train, &p.name),
     });
-    let names: Vec<String> = chosen.filter(|p| !matches(freeze, &p.name)).map(|p| p.name.clone()).collect();
+    let chosen = chosen.map(|p| &p.name).chain(&factors);
+    let names: Vec<String> = chosen.filter(|name| !matches(freeze, name)).cloned().collect();
     match (names.is_empty(), train.is_empty() && freeze.is_empty()) {
         (false, _) => Ok(names),
         (true, true) => Err(Error::NothingToTrain { reason: "the model has no trainable weights" }),
@@ -492,14 +556,18 @@ fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Resul
 }
 
 /// The weights that train, by how they do.
-fn groups(model: &Model, trained: &[String], options: &TrainOptions) -> Result<Vec<TrainedGroup>, Error> {
+fn groups(model: &Model, adapters: &[Adapter], trained: &[String], options: &TrainOptions) -> Result<Vec<TrainedGroup>, Error> {
     let TrainOptions { optimizer, learning_rate, no_decay_norms, ref groups, .. } = *options;
     let grouping = Grouping { optimizer, learning_rate, groups, no_decay_norms };
-    let rank = |name: &str| model.parameters().iter().find(|p| p.name == name).map_or(0, |p| p.shape.rank());
+    let factors = adapters.iter().flat_map(Adapter::factors).map(|(name, factor)| (name, factor.shape().rank()));
+    let ranks: HashMap<String, usize> =
+        model.parameters().iter().map(|p| (p.name.clone(), p.shape.rank())).chain(factors).collect();
+    let rank = |name: &str| ranks.get(name).copied().unwrap_or(0);
     grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())
 }
 
 /// What a step does with gradients.
 fn updates<'a>(groups: &'a [TrainedGroup], options: &TrainOptions) -> Updates<'a> {
-    Updates { groups, clip: options.clip, accumulate: options.accumulate, ema: options.ema }
+    let TrainOptions { clip, accumulate, ema, loss_scale, .. } = *options;
+    Updates { groups, clip, accumulate, ema, loss_scale }
 }

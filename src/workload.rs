@@ -93,7 +93,8 @@ impl Model {
         let (graph, mut scalars) = match objective {
             None => (self.specialize_on(bindings, &by_name(&samples.tensors()))?.graph, Vec::new()),
             Some(objective) => {
-                let forward = objective.build(self, &mut samples, None, bindings)?;
+                let graph = objective.specialize(self, &samples, None, bindings)?;
+                let forward = objective.build(self, graph, &mut samples, None)?;
                 self.training_graph(phase, forward, optimizer)?
             }
         };
@@ -135,7 +136,7 @@ impl Model {
         };
         let weights = weights.into_iter().map(|(name, _)| name).collect();
         let groups = [TrainedGroup { optimizer, learning_rate: LEARNING_RATE, weights }];
-        let updates = Updates { groups: &groups, clip: None, accumulate: 1, ema: None };
+        let updates = Updates { groups: &groups, clip: None, accumulate: 1, ema: None, loss_scale: None };
         let graph = updates.build(forward)?.update;
         let schedule = Schedule { peak: LEARNING_RATE, decay: Decay::Constant, warmup: 0, total: 1 };
         let scalars = updates.inputs(&schedule, 1)?;

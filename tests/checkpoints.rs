@@ -118,6 +118,20 @@ fn a_resumed_run_goes_on_with_its_averages_and_groups() {
 }
 
 #[test]
+fn a_resumed_run_goes_on_with_its_loss_scale() {
+    let flags = ["--loss-scale", "dynamic", "--optimizer", "adam", "--accumulate", "2", "--ema", "0.9"];
+    interruption_changes_nothing(&flags);
+    interruption_changes_nothing(&["--loss-scale", "8", "--optimizer", "sgd", "--momentum", "0.9"]);
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_its_adapters() {
+    let adapters = ["--lora", "conv*.weight:rank=2,alpha=6", "--lora", "fc.weight:rank=3", "--train", "fc.bias"];
+    let flags = ["--group", "*.lora_B.weight:lr=4x", "--ema", "0.8"];
+    interruption_changes_nothing(&[adapters.as_slice(), flags.as_slice()].concat());
+}
+
+#[test]
 fn a_run_with_other_options_does_not_resume() {
     let folder = tempfile::tempdir().unwrap();
     let (data, checkpoints, out) = (data(folder.path()), folder.path().join("run"), folder.path().join("tuned"));
@@ -128,6 +142,8 @@ fn a_run_with_other_options_does_not_resume() {
         vec!["--resume", resume, "--seed", "3"],
         vec!["--resume", resume, "--optimizer", "sgd"],
         vec!["--resume", resume, "--accumulate", "2"],
+        vec!["--resume", resume, "--lora", "fc.weight:rank=2"],
+        vec!["--resume", resume, "--loss-scale", "dynamic"],
         vec!["--resume", "absent"],
         vec![],
     ] {

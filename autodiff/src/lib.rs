@@ -30,6 +30,7 @@
 
 mod formula;
 mod losses;
+mod low_rank;
 mod optimizers;
 mod reverse;
 mod rules;
@@ -37,7 +38,9 @@ mod rules;
 mod testing;
 
 pub use losses::{Loss, LossError, TargetType};
+pub use low_rank::{LowRank, MatrixError, WeightMatrix, attach_low_rank, weight_matrices};
 pub use optimizers::{
-    Accumulation, Clipped, EMA_PREFIX, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average,
+    Accumulation, Clipped, EMA_PREFIX, LossScale, LossScaling, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs,
+    exponential_moving_average,
 };
 pub use reverse::{AutodiffError, gradients, vjp};

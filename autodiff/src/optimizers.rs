@@ -2,7 +2,9 @@
 
 mod averaging;
 mod clipping;
+mod numbers;
 mod rules;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +13,9 @@ use meganeura_ir::{DType, Graph, GraphError, NodeId, ParameterId, ParameterInfo,
 pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, exponential_moving_average};
 pub use clipping::{Clipped, clip_by_global_norm};
 use rules::Weight;
+pub use scaling::{LossScale, LossScaling};
+
+use crate::formula::formula;
 
 /// How gradients change weights.
 ///
@@ -153,43 +158,13 @@ impl Optimizer {
 
     /// As [`Optimizer::step_inputs`], for the group of that number.
     pub fn group_inputs(&self, group: usize, step: u64, learning_rate: f64) -> Vec<(String, f32)> {
-        let t = step.max(1) as f64;
-        let bias_correction = |beta: f64| 1.0 - beta.powf(t);
-        let shrink = (input::SHRINK, 1.0 - learning_rate * self.weight_decay());
-        let adam = |beta1, beta2: f64| {
-            vec![
-                (input::STEP_SIZE, learning_rate / bias_correction(beta1)),
-                (input::BIAS_CORRECTION, bias_correction(beta2).sqrt()),
-            ]
-        };
-        let values: Vec<(&'static str, f64)> = match *self {
-            Optimizer::Sgd { dampening, .. } => vec![
-                (input::LEARNING_RATE, learning_rate),
-                (input::GRADIENT_WEIGHT, if step <= 1 { 1.0 } else { 1.0 - dampening }),
-            ],
-            Optimizer::Adam { beta1, beta2, .. } => adam(beta1, beta2),
-            Optimizer::AdamW { beta1, beta2, .. } => [adam(beta1, beta2), vec![shrink]].concat(),
-            Optimizer::Lion { .. } => vec![(input::LEARNING_RATE, learning_rate), shrink],
-            Optimizer::Adafactor { beta2_decay, .. } => vec![
-                (input::RELATIVE_STEP, learning_rate.min(t.sqrt().recip())),
-                (input::VARIANCE_WEIGHT, t.powf(beta2_decay)),
-                shrink,
-            ],
-            Optimizer::RmsProp { .. } => vec![(input::LEARNING_RATE, learning_rate)],
-            Optimizer::Adagrad { learning_rate_decay, .. } => {
-                vec![(input::LEARNING_RATE, learning_rate / (1.0 + (t - 1.0) * learning_rate_decay))]
-            }
-        };
-        let used = values.into_iter().filter(|(name, _)| self.reads(name));
-        used.map(|(name, value)| (input_name(name, group), value as f32)).collect()
+        let numbers = self.numbers(step.max(1) as f64, learning_rate);
+        numbers.into_iter().map(|(name, value)| (input_name(name, group), value as f32)).collect()
     }
 
-    /// Whether the updates have an input that only some attributes need.
-    fn reads(&self, input: &str) -> bool {
-        match *self {
-            Optimizer::Sgd { momentum, dampening, .. } if input == input::GRADIENT_WEIGHT => momentum != 0.0 && dampening != 0.0,
-            _ => true,
-        }
+    /// The value of the one input of a group that [`Optimizer::apply_counted`] added.
+    pub fn counted_input(group: usize, learning_rate: f64) -> (String, f32) {
+        (input_name(input::LEARNING_RATE, group), learning_rate as f32)
     }
 
     /// Appends the state and the update of each parameter from its gradient, and the inputs that [`Optimizer::step_inputs`] fills.
@@ -206,12 +181,48 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::apply`].
     pub fn apply_group(&self, g: &mut Graph, group: usize, gradients: &[(ParameterId, NodeId)]) -> Result<(), OptimizerError> {
+        self.apply_with(g, group, gradients, &[])
+    }
+
+    /// As [`Optimizer::apply_group`], where `step` is a scalar of the graph, from 1, and the learning rate the only input of the group.
+    ///
+    /// # Errors
+    /// As [`Optimizer::apply`].
+    pub fn apply_counted(
+        &self,
+        g: &mut Graph,
+        group: usize,
+        gradients: &[(ParameterId, NodeId)],
+        step: NodeId,
+    ) -> Result<(), OptimizerError> {
+        let learning_rate = scalar(g, &input_name(input::LEARNING_RATE, group))?;
+        let mut names = Vec::new();
+        let mut numbers = Vec::new();
+        for index in 0..self.numbers(1.0, 1.0).len() {
+            let node = formula(g, |f| {
+                let [step, learning_rate] = f.terms([step, learning_rate]);
+                let all = self.numbers(step, learning_rate);
+                names.extend(all.get(index).map(|(name, _)| *name));
+                all.get(index).map_or(learning_rate, |(_, number)| *number)
+            })?;
+            numbers.push(node);
+        }
+        self.apply_with(g, group, gradients, &names.into_iter().zip(numbers).collect::<Vec<_>>())
+    }
+
+    fn apply_with(
+        &self,
+        g: &mut Graph,
+        group: usize,
+        gradients: &[(ParameterId, NodeId)],
+        scalars: &[(&'static str, NodeId)],
+    ) -> Result<(), OptimizerError> {
         self.check_attributes()?;
         for &(parameter, gradient) in gradients {
             check_gradient(g, parameter, gradient)?;
         }
         for &(parameter, gradient) in gradients {
-            self.update(Weight::new(g, parameter, gradient, group)?)?;
+            self.update(Weight::new(g, parameter, gradient, group, scalars)?)?;
         }
         Ok(())
     }

@@ -5,7 +5,9 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use meganeura_autodiff::{Accumulation, EMA_PREFIX, Loss, Optimizer, ema_inputs, exponential_moving_average, gradients};
+use meganeura_autodiff::{
+    Accumulation, EMA_PREFIX, Loss, LossScale, LossScaling, Optimizer, ema_inputs, exponential_moving_average, gradients,
+};
 use meganeura_ir::interpreter::{Environment, Value, interpret};
 use meganeura_ir::{DType, Graph, NodeId, ParameterId, ParameterInfo, ParameterRole, Tensor, TensorType, Verified};
 use ndarray::ArrayD;
@@ -25,7 +27,11 @@ struct Reference {
 
 impl Reference {
     fn read() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/optimizers.npz");
+        Self::open("optimizers.npz")
+    }
+
+    fn open(fixture: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(fixture);
         let mut file = NpzReader::new(File::open(path).unwrap()).unwrap();
         let (mut floats, mut integers) = (HashMap::new(), HashMap::new());
         for name in file.names().unwrap() {
@@ -219,6 +225,73 @@ fn groups_have_their_own_learning_rate_and_weight_decay() {
 fn the_moving_average_is_that_of_pytorch() {
     let groups = vec![(1.0, Optimizer::from_name("sgd").unwrap(), WEIGHTS.to_vec())];
     check_optimizer(&Reference::read(), "sgd", &groups, true);
+}
+
+/// The rule of fixtures/loss_scaling.py.
+const LOSS_SCALE: LossScale = LossScale { initial: 1024.0, growth: 2.0, growth_interval: 3, backoff: 0.25 };
+
+#[test]
+fn every_optimizer_skips_steps_as_under_the_scaler_of_pytorch() {
+    let (reference, expected) = (Reference::read(), Reference::open("loss_scaling.npz"));
+    let skipped = expected.floats("skipped");
+    for (case, optimizer) in optimizers() {
+        let mut g = Graph::new();
+        let scaling = LossScaling::new(&mut g, LOSS_SCALE).unwrap();
+        let start: Vec<Tensor> = WEIGHTS.iter().map(|name| reference.tensor(&format!("weight/{name}"))).collect();
+        let (mut ids, mut scaled) = (Vec::new(), Vec::new());
+        for (name, tensor) in WEIGHTS.into_iter().zip(&start) {
+            let (id, node) = weight(&mut g, name, tensor);
+            let slope = g.input(name, tensor.ty().clone()).unwrap();
+            let half = g.scale(node, 0.5).unwrap();
+            let gradient = g.add(slope, half).unwrap();
+            let seed = scaling.seed(&mut g, gradient).unwrap();
+            let seed = g.broadcast_to(seed, tensor.shape()).unwrap();
+            ids.push(id);
+            scaled.push(g.mul(gradient, seed).unwrap());
+        }
+        let (gradients, finite) = scaling.unscale(&mut g, &scaled).unwrap();
+        let step = scaling.step(&mut g).unwrap();
+        let pairs: Vec<_> = ids.into_iter().zip(gradients).collect();
+        optimizer.apply_counted(&mut g, 0, &pairs, step).unwrap();
+        scaling.guard(&mut g, 0, finite).unwrap();
+        let state = LOSS_SCALE.initial_state().map(|(name, value)| (name, Tensor::scalar_f32(value)));
+        let values = WEIGHTS.into_iter().zip(&start).chain(state.iter().map(|(name, value)| (*name, value)));
+        let mut machine = Machine::new(g, &values.collect::<Vec<_>>());
+
+        let rates = reference.floats("learning_rates");
+        for step in 1..=STEPS {
+            let at = step as usize - 1;
+            let mut inputs: HashMap<String, Vec<f64>> =
+                WEIGHTS.iter().map(|name| (name.to_string(), reference.row(&format!("gradient/{name}"), at))).collect();
+            let skips = skipped.iter().position(|&s| s == step as f64);
+            if let (Some(position), Some(vector)) = (skips, inputs.get_mut("vector")) {
+                vector[0] = [f64::INFINITY, f64::NAN][position % 2];
+            }
+            let before = machine.parameters.clone();
+            let (name, rate) = Optimizer::counted_input(0, rates[[at]]);
+            inputs.insert(name, vec![f64::from(rate)]);
+            machine.run(&inputs);
+            let (scale, streak) = (machine.parameter("optimizer/loss_scale"), machine.parameter("optimizer/loss_scale_streak"));
+            assert_eq!(
+                (scale[0], streak[0]),
+                (expected.floats("scale")[[at]], expected.floats("streak")[[at]]),
+                "{case}, step {step}"
+            );
+            if skips.is_some() {
+                let moved = ["optimizer/loss_scale", "optimizer/loss_scale_streak"];
+                for (index, info) in
+                    machine.graph.parameters().iter().enumerate().filter(|(_, p)| !moved.contains(&p.name.as_str()))
+                {
+                    assert_eq!(machine.parameters[index], before[index], "{case}, skipped step {step}: {}", info.name);
+                }
+            }
+            let Some(kept) = [2, 8, 20].iter().position(|&k| k == step) else { continue };
+            for name in WEIGHTS {
+                let expected = expected.row(&format!("optimizer/{case}/{name}"), kept);
+                assert_close(&format!("{case}, {name}, step {step}"), &machine.parameter(name), &expected, TOLERANCE);
+            }
+        }
+    }
 }
 
 /// Every case of the reference.

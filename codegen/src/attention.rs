@@ -90,6 +90,13 @@ impl Attention {
         self.shared.iter().map(|&a| self.batch[a]).product()
     }
 
+    /// Multiplications of scores and weights.
+    pub fn products(&self) -> u64 {
+        let scores = self.batch.iter().chain([&self.queries, &self.keys]).fold(1u64, |n, &size| n.saturating_mul(size as u64));
+        let passes = if self.backward.is_some() { 2 } else { 1 };
+        scores.saturating_mul(passes * (self.size + self.value_size) as u64)
+    }
+
     /// Batch axes of keys and values.
     pub fn own_batch(&self) -> Vec<usize> {
         (0..self.batch.len()).map(|a| if self.shared.contains(&a) { 1 } else { self.batch[a] }).collect()

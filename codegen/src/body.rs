@@ -71,6 +71,14 @@ pub enum Expr {
         array: SlotId,
         index: ExprId,
     },
+    /// Four neighbouring elements of a workgroup array of vectors, `index` counted in vectors. Only [`Expr::Component`] reads it. Never
+    /// interned.
+    LoadSharedVector {
+        array: SlotId,
+        index: ExprId,
+    },
+    /// An element of a vector, of 0 to 3.
+    Component(ExprId, u8),
     /// The value of a mutable variable now. Never interned.
     Read(SlotId),
     /// `a * b + c`
@@ -132,13 +140,22 @@ pub struct Buffer {
     pub writable: bool,
 }
 
+/// A workgroup array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedArray {
+    pub slot: SlotId,
+    /// In scalars.
+    pub length: u32,
+    /// Whether it consists of vectors of four, which load at once.
+    pub vectors: bool,
+}
+
 /// A finished body.
 #[derive(Clone, Debug)]
 pub struct Body {
     pub exprs: Vec<(Expr, Scalar)>,
     pub slots: Vec<Scalar>,
-    /// Workgroup arrays: slot and length.
-    pub shared: Vec<(SlotId, u32)>,
+    pub shared: Vec<SharedArray>,
     pub buffers: Vec<Buffer>,
     pub stmts: Vec<Stmt>,
     pub workgroup_size: [u32; 3],
@@ -185,6 +202,8 @@ pub struct Hoist(Vec<Scope>);
 struct Scope {
     id: u32,
     stmts: Vec<Stmt>,
+    /// Loads inside do not leave it.
+    pins_loads: bool,
 }
 
 /// Builds a [`Body`].
@@ -198,7 +217,7 @@ pub struct Builder {
     vars: HashMap<VarId, u32>,
     next_var: VarId,
     slots: Vec<Scalar>,
-    shared: Vec<(SlotId, u32)>,
+    shared: Vec<SharedArray>,
     pub buffers: Vec<Buffer>,
     builtins: Vec<(VarId, Builtin)>,
     opaque: Vec<ExprId>,
@@ -211,7 +230,7 @@ impl Default for Builder {
             exprs: Vec::new(),
             home: Vec::new(),
             interned: HashMap::new(),
-            scopes: vec![Scope { id: 0, stmts: Vec::new() }],
+            scopes: vec![Scope { id: 0, stmts: Vec::new(), pins_loads: false }],
             next_scope: 1,
             vars: HashMap::new(),
             next_var: 0,
@@ -266,7 +285,14 @@ impl Builder {
     /// A workgroup array.
     pub fn shared(&mut self, scalar: Scalar, length: u32) -> SlotId {
         let slot = self.new_slot(scalar);
-        self.shared.push((slot, length));
+        self.shared.push(SharedArray { slot, length, vectors: false });
+        slot
+    }
+
+    /// A workgroup array of vectors of four; `length`, in scalars, is a multiple of four.
+    pub fn shared_vectors(&mut self, scalar: Scalar, length: u32) -> SlotId {
+        let slot = self.new_slot(scalar);
+        self.shared.push(SharedArray { slot, length, vectors: true });
         slot
     }
 
@@ -283,8 +309,14 @@ impl Builder {
         let position = |id: u32| self.scopes.iter().position(|s| s.id == id).expect("operands are in open scopes");
         match expr {
             Expr::Var(v) => position(self.vars[v]),
-            Expr::Read(_) | Expr::LoadShared { .. } => self.scopes.len() - 1,
-            _ => operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0),
+            Expr::Read(_) | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. } => self.scopes.len() - 1,
+            _ => {
+                let pinned = match expr {
+                    Expr::Load { .. } => self.scopes.iter().rposition(|s| s.pins_loads).unwrap_or(0),
+                    _ => 0,
+                };
+                operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0).max(pinned)
+            }
         }
     }
 
@@ -294,7 +326,7 @@ impl Builder {
     }
 
     fn push(&mut self, expr: Expr, scalar: Scalar) -> ExprId {
-        let internable = !matches!(expr, Expr::Read(_) | Expr::LoadShared { .. });
+        let internable = !matches!(expr, Expr::Read(_) | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. });
         if internable
             && let Some(found) = self.interned.get(&expr)
             && let Some(&e) = found.iter().find(|e| self.visible(**e))
@@ -392,6 +424,13 @@ impl Builder {
         self.push(Expr::LoadShared { array, index }, scalar)
     }
 
+    /// The elements of vector `index` of an array of vectors.
+    pub fn load_shared_vector(&mut self, array: SlotId, index: ExprId) -> [ExprId; 4] {
+        let scalar = self.slots[array.0 as usize];
+        let vector = self.push(Expr::LoadSharedVector { array, index }, scalar);
+        [0, 1, 2, 3].map(|i| self.push(Expr::Component(vector, i), scalar))
+    }
+
     /// Emits a statement in the innermost scope.
     pub fn stmt(&mut self, stmt: Stmt) {
         self.scopes.last_mut().expect("the root scope is open").stmts.push(stmt);
@@ -419,7 +458,7 @@ impl Builder {
     }
 
     fn open(&mut self) {
-        self.scopes.push(Scope { id: self.next_scope, stmts: Vec::new() });
+        self.scopes.push(Scope { id: self.next_scope, stmts: Vec::new(), pins_loads: false });
         self.next_scope += 1;
     }
 
@@ -461,6 +500,12 @@ impl Builder {
 
     pub fn begin_if(&mut self) {
         self.open();
+    }
+
+    /// As [`begin_if`](Self::begin_if), and what is loaded inside is loaded only where the condition holds.
+    pub fn begin_rare_if(&mut self) {
+        self.open();
+        self.scopes.last_mut().expect("just opened").pins_loads = true;
     }
 
     pub fn end_if(&mut self, condition: ExprId) {
@@ -556,7 +601,10 @@ pub fn operands(expr: &Expr) -> impl Iterator<Item = ExprId> {
         Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => {
             [Some(x), None, None, None, None]
         }
-        Expr::Load { index, .. } | Expr::LoadShared { index, .. } => [Some(index), None, None, None, None],
+        Expr::Load { index, .. } | Expr::LoadShared { index, .. } | Expr::LoadSharedVector { index, .. } => {
+            [Some(index), None, None, None, None]
+        }
+        Expr::Component(x, _) => [Some(x), None, None, None, None],
         Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None, None, None],
         Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c), None, None],
         Expr::RandomUniform { key: [a, b, c, d], index, .. } => [a, b, c, d, index].map(Some),

@@ -5,11 +5,12 @@ use std::fmt;
 
 use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
 
-use crate::fuse::{Group, fuse};
-use crate::kernels::{Emitted, attention, copy, emit};
-use crate::order::order;
-use crate::plan::{bind, layout, place_barriers};
-use crate::program::{Access, Dispatch, Kernel, Program};
+use crate::fuse::fuse;
+use crate::kernels::{Emitted, attention, copy, emit_launch};
+use crate::order::{Launch, order};
+use crate::plan::{layout, place_barriers};
+use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
+use crate::recompute::Sequence;
 use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
 use crate::{DeviceProfile, wgsl};
 
@@ -17,11 +18,13 @@ use crate::{DeviceProfile, wgsl};
 pub struct CompileOptions {
     /// Limits of equality saturation; `None` leaves the graph as it is.
     pub saturate: Option<Limits>,
+    /// The most device memory that the program may take, in bytes. To fit, it computes values again instead of keeping them.
+    pub memory_limit: Option<u64>,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        CompileOptions { saturate: Some(Limits::default()) }
+        CompileOptions { saturate: Some(Limits::default()), memory_limit: None }
     }
 }
 
@@ -36,6 +39,12 @@ pub enum CompileError {
     TensorTooLarge { ty: TensorType, limit: u64 },
     #[error("a parameter is updated to the value of parameter {name:?}, which the same run updates")]
     UpdateFromUpdated { name: String },
+    #[error(
+        "the program does not fit {} MiB of device memory; the smallest that it can do with is {} MiB",
+        limit >> 20,
+        reachable.div_ceil(1 << 20)
+    )]
+    MemoryLimit { limit: u64, reachable: u64 },
     #[error("the kernel `{label}` is not valid WGSL, which is a bug: {message}\n{wgsl}")]
     InvalidShader { label: String, message: String, wgsl: String },
     #[error("the kernel `{label}` needs {needed} {what}, the device offers {limit}")]
@@ -60,8 +69,24 @@ pub struct CompileReport {
     pub kernels: usize,
     pub dispatches: usize,
     pub barriers: usize,
-    /// Device bytes.
-    pub memory: u64,
+    /// Dispatches that compute again what was dropped to save memory.
+    pub recomputed: usize,
+    /// Device bytes of each buffer of each space.
+    pub memory: Memory,
+    /// The most bytes of intermediate results in use at one dispatch: no placement takes less.
+    pub bound: u64,
+}
+
+impl CompileReport {
+    /// Bytes of each space.
+    pub fn spaces(&self) -> impl Iterator<Item = (Space, u64)> + '_ {
+        Space::ALL.into_iter().map(|space| (space, self.memory.space(space).iter().sum()))
+    }
+
+    /// Bytes that intermediate results take.
+    pub fn activations(&self) -> u64 {
+        self.memory.scratch.iter().sum()
+    }
 }
 
 impl fmt::Display for CompileReport {
@@ -70,14 +95,18 @@ impl fmt::Display for CompileReport {
         if let Some(report) = &self.saturation {
             writeln!(f, "{report}")?;
         }
+        let (dispatches, kernels, phases) = (self.dispatches, self.kernels, self.barriers + 1);
         writeln!(
             f,
-            "{} dispatches of {} kernels in {} barrier groups, {:.1} MiB on the device",
-            self.dispatches,
-            self.kernels,
-            self.barriers + 1,
-            self.memory as f64 / f64::from(1 << 20)
-        )
+            "{dispatches} dispatches of {kernels} kernels in {phases} barrier groups, {} computed again",
+            self.recomputed
+        )?;
+        for (space, bytes) in self.spaces() {
+            writeln!(f, "{:<12}{bytes:>14} bytes", space.name())?;
+        }
+        let (bound, ratio) = (self.bound, self.activations() as f64 / self.bound.max(1) as f64);
+        writeln!(f, "{:<12}{:>14} bytes on the device", "peak", self.memory.total())?;
+        writeln!(f, "at most {bound} bytes of intermediate results are in use at once; their space is {ratio:.3} times that")
     }
 }
 
@@ -94,25 +123,28 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         None => (graph, None),
     };
     let saturated_nodes = graph.live().len();
-    let groups = order(&graph, fuse(&graph, profile));
-    let mut layout = layout(&graph, &groups, profile)?;
-    let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
-    let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();
+    let launches = order(&graph, fuse(&graph, profile), profile);
+    let layout = layout(&graph, &launches, profile)?;
+    let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
+    let emitted = launches.iter().filter_map(|launch| emit_launch(&graph, launch, &layout.in_place, profile));
+    let mut emitted: Vec<Emitted> = emitted.collect();
+    let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
+    let (mut schedule, placement) = sequence.fit(options.memory_limit)?;
+    let recomputed = schedule.len() - launches.len();
+    let mut regions = placement.regions;
     for copy_of in &layout.copies {
+        let source = layout.home.get(&copy_of.from).or_else(|| placement.copied.get(&copy_of.from));
+        regions.push(source.into_iter().chain([&copy_of.to]).copied().collect());
+        schedule.push(emitted.len());
         labels.push("copy".into());
         emitted.push(copy(&graph, copy_of.from, profile));
-    }
-    let mut regions = bind(&graph, &emitted[..groups.len()], &mut layout, profile);
-    for copy_of in &layout.copies {
-        let source = layout.home.get(&copy_of.from).copied();
-        regions.push(source.into_iter().chain([copy_of.to]).collect());
     }
 
     let mut kernels: Vec<Kernel> = Vec::new();
     let mut by_text: HashMap<String, usize> = HashMap::new();
-    let mut dispatches = Vec::new();
-    for ((kernel, regions), label) in emitted.iter().zip(regions).zip(labels) {
-        let text = wgsl::print(&kernel.body);
+    let mut indices = Vec::with_capacity(emitted.len());
+    for (kernel, label) in emitted.iter().zip(labels) {
+        let text = wgsl::print(&kernel.parts, &kernel.buffers, kernel.workgroups);
         let index = match by_text.get(&text) {
             Some(&index) => index,
             None => {
@@ -123,13 +155,18 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
                 kernels.len() - 1
             }
         };
-        dispatches.push(Dispatch { kernel: index, regions, workgroups: kernel.workgroups, barrier: false });
+        indices.push(index);
     }
+    let dispatch = |(&step, regions): (&usize, Vec<Region>)| {
+        let workgroups = emitted[step].workgroups;
+        Dispatch { kernel: indices[step], regions, workgroups, barrier: false }
+    };
+    let mut dispatches: Vec<Dispatch> = schedule.iter().zip(regions).map(dispatch).collect();
     place_barriers(&mut dispatches, |kernel| kernels[kernel].access.clone());
     let program = Program {
         kernels,
         dispatches,
-        memory: layout.memory,
+        memory: Memory { scratch: placement.scratch, ..layout.memory },
         inputs: layout.inputs,
         outputs: layout.outputs,
         parameters: layout.parameters,
@@ -142,7 +179,9 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         kernels: program.kernels.len(),
         dispatches: program.dispatches.len(),
         barriers: program.dispatches.iter().filter(|d| d.barrier).count(),
-        memory: program.memory.total(),
+        memory: program.memory.clone(),
+        bound: placement.live,
+        recomputed,
     };
     Ok(Compiled { program, report })
 }
@@ -180,48 +219,54 @@ fn split_concats(graph: &Graph, limit: usize) -> Result<Graph, GraphError> {
     })
 }
 
-/// The ops of a group, for people.
-fn label(graph: &Graph, group: &Group) -> String {
+/// The ops of a launch, for people.
+fn label(graph: &Graph, launch: &Launch) -> String {
     const MAX: usize = 80;
     let mut label = String::new();
-    for &node in &group.nodes {
-        let op = &graph.node(node).op;
-        if matches!(op, Op::Reshape(_) | Op::Broadcast { .. }) && node != group.root {
-            continue;
+    for (i, group) in launch.groups.iter().enumerate() {
+        if i > 0 {
+            label.push_str(" |");
         }
-        if label.len() > MAX {
-            label.push_str(" ...");
-            break;
+        for &node in &group.nodes {
+            let op = &graph.node(node).op;
+            if matches!(op, Op::Reshape(_) | Op::Broadcast { .. }) && node != group.root {
+                continue;
+            }
+            if label.len() > MAX * (i + 1) {
+                label.push_str(" ...");
+                break;
+            }
+            if !label.is_empty() {
+                label.push(' ');
+            }
+            label.push_str(op.name());
         }
-        if !label.is_empty() {
-            label.push(' ');
-        }
-        label.push_str(op.name());
     }
     label
 }
 
 /// Checks a kernel against the device's limits, and its text with naga.
 fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &DeviceProfile) -> Result<Kernel, CompileError> {
-    let body = &kernel.body;
-    let shared: u64 = body.shared.iter().map(|(_, length)| u64::from(*length) * 4).sum();
+    let workgroup_size = kernel.workgroup_size();
+    let bodies = || kernel.parts.iter().map(|part| &part.body);
+    let iterations = bodies().map(|body| body.iterations()).max().unwrap_or(0);
     let checks = [
-        ("storage buffers", body.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
-        ("bytes of workgroup memory", shared, u64::from(profile.max_workgroup_bytes)),
+        ("storage buffers", kernel.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
+        ("bytes of workgroup memory", wgsl::shared_bytes(bodies()), u64::from(profile.max_workgroup_bytes)),
         (
             "invocations per workgroup",
-            body.workgroup_size.iter().map(|&s| u64::from(s)).product(),
+            workgroup_size.iter().map(|&s| u64::from(s)).product(),
             u64::from(profile.max_workgroup_invocations),
         ),
-        ("loop iterations per invocation", body.iterations(), profile.max_loop_iterations),
+        ("loop iterations per invocation", iterations, profile.max_loop_iterations),
         ("workgroups", u64::from(kernel.workgroups[2]), u64::from(profile.max_workgroups[2])),
     ];
     if let Some(&(what, needed, limit)) = checks.iter().find(|(_, needed, limit)| needed > limit) {
         return Err(CompileError::KernelLimit { label, what, needed, limit });
     }
     validate(&label, &wgsl)?;
-    let access = body.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
-    Ok(Kernel { label, wgsl, workgroup_size: body.workgroup_size, access })
+    let access = kernel.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
+    Ok(Kernel { label, wgsl, workgroup_size, access })
 }
 
 fn validate(label: &str, wgsl: &str) -> Result<(), CompileError> {

@@ -466,6 +466,7 @@ impl<'a> Evaluator<'a> {
             let index = this.b.convert(Scalar::I32, index);
             let hit = this.b.compare(CompareOp::Eq, index, target);
             let source: Vec<_> = at[..axis].iter().chain(&j).chain(&at[axis + 1..]).cloned().collect();
+            this.b.begin_rare_if();
             let update = this.eval(updates, &source);
             let old = this.b.read(value);
             let new = match op {
@@ -475,8 +476,8 @@ impl<'a> Evaluator<'a> {
                 ScatterOp::Max => this.b.binary(reduction(ReduceOp::Max, dtype), old, update),
                 ScatterOp::Min => this.b.binary(reduction(ReduceOp::Min, dtype), old, update),
             };
-            let new = this.b.select(hit, new, old);
             this.b.assign(value, new);
+            this.b.end_if(hit);
         });
         self.b.read(value)
     }

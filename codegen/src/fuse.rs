@@ -73,6 +73,10 @@ struct Use {
 const FIRST_LOOP_VAR: VarId = 1 << 16;
 /// A reduction of at most this many elements may run as a loop inside a map.
 const SHORT_REDUCTION: usize = 64;
+/// The most elements of a node that is computed again rather than stored.
+const MINOR_ELEMENTS: usize = 1 << 14;
+/// Nodes between a statistic and its reduction.
+const STATISTIC_NODES: usize = 16;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
@@ -138,7 +142,7 @@ impl Fuser<'_> {
             });
             return;
         }
-        let everywhere = users.len() == 1 || is_light(self.graph, id);
+        let everywhere = users.len() == 1 || is_light(self.graph, id) || self.is_minor(id, &uses);
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {
                 self.inline(id, g, &uses);
@@ -150,6 +154,9 @@ impl Fuser<'_> {
         let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
         let owner = match (owner, place) {
             (Some(g), Some(place)) if self.bindings_with(id, g) < self.max_bindings => {
+                if let Some(domain) = self.row_of_statistic(id, g, &uses) {
+                    self.groups[g].domain = domain;
+                }
                 self.inline(id, g, &uses);
                 self.groups[g].stored.push(Stored { node: id, place });
                 g
@@ -281,6 +288,48 @@ impl Fuser<'_> {
         }
     }
 
+    /// Whether `id` is arithmetic on few values: a trip through memory and a dispatch cost more than computing it again wherever it is
+    /// read. Reads inside loops move out of them where they can.
+    fn is_minor(&self, id: NodeId, uses: &BTreeSet<Use>) -> bool {
+        let n = self.graph.node(id);
+        let read = n.operands.iter().filter(|o| in_memory(self.graph, **o)).count();
+        n.op.is_pointwise()
+            && read <= 2
+            && n.ty.shape.numel() <= MINOR_ELEMENTS
+            && !self.rests_on_reduction(id)
+            && uses.iter().all(|u| !u.prologue)
+    }
+
+    /// Whether `id` follows from a long reduction by arithmetic on its few results, as the scale of a norm does.
+    fn rests_on_reduction(&self, id: NodeId) -> bool {
+        let count = self.graph.ty(id).shape.numel();
+        let mut open = vec![id];
+        let mut seen = BTreeSet::new();
+        while let Some(id) = open.pop() {
+            let n = self.graph.node(id);
+            if n.ty.shape.numel() != count || !seen.insert(id) || seen.len() > STATISTIC_NODES {
+                continue;
+            }
+            match &n.op {
+                Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, id) => return true,
+                op if op.is_pointwise() || matches!(op, Op::Reshape(_)) => open.extend(&n.operands),
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// The rows over which the map `g` would have to iterate to compute and store `id` once per row, where `id` rests on a reduction
+    /// that belongs into the same kernel.
+    fn row_of_statistic(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Domain> {
+        let is_reduction = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        if is_reduction || self.groups[g].domain != Domain::Map || !self.rests_on_reduction(id) {
+            return None;
+        }
+        let u = uses.iter().find(|u| u.group == g)?;
+        self.row_of(id, g, u).filter(|domain| *domain != Domain::Map)
+    }
+
     /// Where `id` lies relative to the root of `g`, if the group passes over each element exactly once.
     fn stored_place(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Place> {
         let shape = &self.graph.ty(id).shape;
@@ -313,8 +362,9 @@ impl Fuser<'_> {
                 }
                 _ => false,
             };
-            // A reduction that is about to make the group a row kernel is stored once per row.
-            let becomes_row = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. });
+            // What is about to make the group a row kernel is stored once per row.
+            let becomes_row = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. })
+                || self.row_of_statistic(id, g, uses).is_some();
             (whole || row || becomes_row).then_some(Place::Axes(axes))
         })
     }

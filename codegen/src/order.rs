@@ -1,14 +1,109 @@
-//! The execution order of groups.
+//! When groups run, and which run together.
+//!
+//! Groups run in levels: a level waits for the levels before it, and nothing in it waits for anything else in it. Groups of a level
+//! that read the same values share a dispatch, each with workgroups of its own (horizontal fusion).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use meganeura_ir::{Graph, NodeId, Op, ParameterId};
 
-use crate::fuse::Group;
+use crate::fuse::{Domain, Group};
+use crate::kernels::Workgroup;
+use crate::profile::DeviceProfile;
 
-/// Sorts groups so that each follows what it reads and, where possible, the group that replaces a parameter follows all others that
-/// read it: then the update can overwrite it in place. Otherwise groups keep the order of their roots.
-pub fn order(graph: &Graph, groups: Vec<Group>) -> Vec<Group> {
+/// Groups that one dispatch runs.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub groups: Vec<Group>,
+    pub level: usize,
+}
+
+/// The most groups in a dispatch.
+const MAX_GROUPS: usize = 8;
+/// The most levels that a group which nothing waits for is put off to join others.
+const MAX_DELAY: usize = 12;
+
+/// Divides groups into launches, in execution order. Each follows what it reads and, where possible, the group that replaces a parameter
+/// follows all others that read it: then the update can overwrite it in place.
+pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<Launch> {
+    let edges = edges(graph, &groups);
+    let mut level = edges.levels();
+    let kinds: Vec<Kind> = groups.iter().map(|group| Kind::new(graph, group, profile)).collect();
+    edges.start_late(&mut level);
+    edges.join_late(&mut level, &kinds);
+    let joined = join(graph, &groups, &level, &kinds, profile);
+    let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
+    let launch = |(level, members): (usize, Vec<usize>)| {
+        let groups = members.into_iter().filter_map(|g| slots[g].take()).collect();
+        Launch { groups, level }
+    };
+    joined.into_iter().map(launch).collect()
+}
+
+/// What decides whether groups can share a dispatch.
+struct Kind {
+    family: u8,
+    workgroup: Workgroup,
+    /// What the group reads that has more than one element.
+    shared: BTreeSet<NodeId>,
+}
+
+impl Kind {
+    fn new(graph: &Graph, group: &Group, profile: &DeviceProfile) -> Self {
+        let family = match group.domain {
+            Domain::Map => 0,
+            Domain::Row { .. } => 1,
+            Domain::Contract { .. } => 2,
+            Domain::Attention => 3,
+        };
+        let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
+        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared }
+    }
+
+    fn suits(&self, other: &Kind) -> bool {
+        self.family == other.family
+            && self.workgroup.invocations == other.workgroup.invocations
+            && !self.shared.is_disjoint(&other.shared)
+    }
+}
+
+/// Levels with the groups of their launches, in execution order.
+fn join(graph: &Graph, groups: &[Group], level: &[usize], kinds: &[Kind], profile: &DeviceProfile) -> Vec<(usize, Vec<usize>)> {
+    let mut levels: BTreeMap<usize, Vec<Vec<usize>>> = BTreeMap::new();
+    for g in 0..groups.len() {
+        let launches = levels.entry(level[g]).or_default();
+        let fits = |members: &&mut Vec<usize>| {
+            let mut all: Vec<&Group> = members.iter().map(|&m| &groups[m]).collect();
+            all.push(&groups[g]);
+            all.len() <= MAX_GROUPS
+                && members.iter().any(|&m| kinds[m].suits(&kinds[g]))
+                && bindings(graph, &all) <= profile.max_storage_bindings as usize
+                && Workgroup::shared_bytes(&members.iter().chain([&g]).map(|&m| kinds[m].workgroup).collect::<Vec<_>>())
+                    <= profile.max_workgroup_bytes as usize
+        };
+        match launches.iter_mut().find(fits) {
+            Some(members) => members.push(g),
+            None => launches.push(vec![g]),
+        }
+    }
+    levels.into_iter().flat_map(|(level, launches)| launches.into_iter().map(move |members| (level, members))).collect()
+}
+
+/// Buffers that a kernel of these groups binds, if every update that can be in place is.
+fn bindings(graph: &Graph, groups: &[&Group]) -> usize {
+    let reads: BTreeSet<NodeId> = groups.iter().flat_map(|group| &group.reads).copied().collect();
+    let stored: usize = groups.iter().map(|group| group.stored.len()).sum();
+    let in_place = |group: &&Group| {
+        let updated = graph.updates().iter().filter(|u| group.stored.iter().any(|s| s.node == u.node));
+        let replaced: BTreeSet<ParameterId> = updated.map(|u| u.parameter).collect();
+        let elementwise = group.elementwise.iter();
+        elementwise.filter(|n| matches!(graph.node(**n).op, Op::Parameter(p) if replaced.contains(&p))).count()
+    };
+    reads.len() + stored - groups.iter().map(in_place).sum::<usize>()
+}
+
+/// What must wait for what.
+fn edges(graph: &Graph, groups: &[Group]) -> Edges {
     let mut writer: HashMap<NodeId, usize> = HashMap::new();
     for (g, group) in groups.iter().enumerate() {
         writer.extend(group.stored.iter().map(|s| (s.node, g)));
@@ -35,9 +130,7 @@ pub fn order(graph: &Graph, groups: Vec<Group>) -> Vec<Group> {
             }
         }
     }
-    let order = edges.sorted();
-    let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
-    order.into_iter().filter_map(|g| slots[g].take()).collect()
+    edges
 }
 
 struct Edges {
@@ -67,6 +160,47 @@ impl Edges {
         false
     }
 
+    /// The earliest level of each group.
+    fn levels(&self) -> Vec<usize> {
+        let mut level = vec![0; self.after.len()];
+        for g in self.sorted() {
+            for &next in &self.after[g] {
+                level[next] = level[next].max(level[g] + 1);
+            }
+        }
+        level
+    }
+
+    /// Puts off what depends on no other group, nor on groups that do, until it is needed: its results would wait in memory.
+    fn start_late(&self, level: &mut [usize]) {
+        let order = self.sorted();
+        let mut depends = vec![false; self.after.len()];
+        for &g in &order {
+            // A chain of groups that begins with leaves may be put off as a whole.
+            let chain = self.after[g].len() == 1;
+            for &next in &self.after[g] {
+                depends[next] |= depends[g] || !chain;
+            }
+        }
+        for &g in order.iter().rev() {
+            let needed = self.after[g].iter().map(|&next| level[next]).min();
+            if let (false, Some(needed)) = (depends[g], needed) {
+                level[g] = level[g].max(needed - 1);
+            }
+        }
+    }
+
+    /// Puts off what nothing waits for until others that suit it run.
+    fn join_late(&self, level: &mut [usize], kinds: &[Kind]) {
+        let last: Vec<usize> = (0..self.after.len()).filter(|&g| self.after[g].is_empty()).collect();
+        for &g in &last {
+            let later = |&other: &usize| level[other] > level[g] && level[other] - level[g] <= MAX_DELAY;
+            if let Some(at) = last.iter().copied().filter(later).filter(|&o| kinds[o].suits(&kinds[g])).map(|o| level[o]).max() {
+                level[g] = at;
+            }
+        }
+    }
+
     /// A topological order that takes the smallest ready index first.
     fn sorted(&self) -> Vec<usize> {
         let mut waiting = vec![0usize; self.after.len()];
@@ -90,12 +224,26 @@ impl Edges {
 mod tests {
     use super::*;
 
+    fn edges(count: usize, pairs: &[(usize, usize)]) -> Edges {
+        let mut edges = Edges::new(count);
+        pairs.iter().for_each(|&(before, after)| edges.add(before, after));
+        edges
+    }
+
     #[test]
     fn ready_groups_keep_their_order_and_edges_hold() {
-        let mut edges = Edges::new(4);
-        edges.add(0, 2);
-        edges.add(3, 1);
+        let edges = edges(4, &[(0, 2), (3, 1)]);
         assert_eq!(edges.sorted(), vec![0, 2, 3, 1]);
         assert!(edges.reaches(3, 1) && !edges.reaches(1, 3));
+    }
+
+    #[test]
+    fn levels_are_longest_paths_and_leaves_wait_until_they_are_needed() {
+        // 0 -> 1 -> 2, and 3 feeds 2 alone.
+        let edges = edges(4, &[(0, 1), (1, 2), (3, 2)]);
+        let mut level = edges.levels();
+        assert_eq!(level, vec![0, 1, 2, 0]);
+        edges.start_late(&mut level);
+        assert_eq!(level, vec![0, 1, 2, 1]);
     }
 }

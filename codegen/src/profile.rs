@@ -12,6 +12,8 @@ pub struct DeviceProfile {
     pub max_workgroup_bytes: u32,
     pub max_workgroup_invocations: u32,
     pub max_workgroups: [u32; 3],
+    /// Multiprocessors: how many workgroups it takes to keep the device busy.
+    pub compute_units: u32,
     /// Iterations that all loops of one invocation may run together. llvmpipe leaves every loop, silently, when 65,535 are spent.
     pub max_loop_iterations: u64,
 }
@@ -25,15 +27,16 @@ pub enum DeviceKind {
 }
 
 impl DeviceProfile {
-    /// What every Vulkan 1.1 or Metal device offers.
+    /// What every current Vulkan or Metal device offers: both have more than 16 storage bindings in their common profiles (30 and 31).
     pub fn generic() -> Self {
         DeviceProfile {
             kind: DeviceKind::Generic,
-            max_storage_bindings: 8,
+            max_storage_bindings: 16,
             max_binding_bytes: 128 << 20,
             max_workgroup_bytes: 16 << 10,
             max_workgroup_invocations: 256,
             max_workgroups: [65535; 3],
+            compute_units: 32,
             max_loop_iterations: u64::MAX,
         }
     }

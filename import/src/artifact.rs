@@ -2,7 +2,7 @@
 //! model itself, without weights, in the file's metadata. Every reader of safetensors finds the weights; [`Model::open`] finds
 //! the model.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 
@@ -44,6 +44,8 @@ mod key {
     pub const SOURCE: &str = "meganeura.source";
     /// The program that exported it.
     pub const PRODUCER: &str = "meganeura.producer";
+    /// What the tensors are that are no parameters; see [`Attachments`](super::Attachments).
+    pub const ATTACHMENTS: &str = "meganeura.attachments";
 }
 
 /// Float dtypes, which alone can be parameters, and their names in safetensors.
@@ -64,6 +66,17 @@ pub(crate) struct Artifact {
     pub dequantized: bool,
     pub bindings: Bindings,
     pub source: Option<String>,
+    /// The description of what is attached.
+    pub attachments: Option<String>,
+}
+
+/// What an artifact holds beside the model and its parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attachments {
+    /// What the tensors are; an artifact without it holds none.
+    pub description: Option<String>,
+    /// Floats, by names that no parameter has.
+    pub tensors: BTreeMap<String, Tensor>,
 }
 
 /// Whether the bytes begin as a safetensors file does: the length of a JSON object, then the object. No `ModelProto` begins so.
@@ -90,6 +103,7 @@ impl Artifact {
         let bindings = parse(key::BINDINGS).map(serde_json::from_str).transpose().map_err(json)?.unwrap_or_default();
         let source = parse(key::SOURCE).map(str::to_owned);
         let dequantized = parse(key::DEQUANTIZED).is_some();
+        let attachments = parse(key::ATTACHMENTS).map(str::to_owned);
 
         // `read_metadata` has checked that the tensors fill the file without gaps.
         let data = 8 + header;
@@ -99,7 +113,7 @@ impl Artifact {
             let range = data + info.data_offsets.0..data + info.data_offsets.1;
             weights.insert(name, (TensorType::new(*dtype, info.shape.as_slice()), range));
         }
-        Ok((Artifact { map, weights, outputs, dequantized, bindings, source }, structure))
+        Ok((Artifact { map, weights, outputs, dequantized, bindings, source, attachments }, structure))
     }
 
     pub fn holds(&self, name: &str) -> bool {
@@ -164,23 +178,74 @@ impl From<io::Error> for ImportError {
 /// [`ArtifactError::HeaderTooLarge`] or [`ArtifactError::ReservedName`] before anything is written;
 /// [`ArtifactError::WeightType`] if a supplied weight does not have the type of the parameter; errors of `weights` and of `out`.
 pub fn write_artifact(out: &mut dyn Write, model: &Model, weights: &WeightSource) -> Result<(), ImportError> {
-    let header = header(model)?;
+    write_artifact_with(out, model, weights, &Attachments::default())
+}
+
+/// As [`write_artifact`], with tensors of the caller's, which [`Model::attached`] reads.
+///
+/// # Errors
+/// As [`write_artifact`]; [`ArtifactError::Attachment`] where a parameter has the name of such a tensor, or it is not of floats.
+pub fn write_artifact_with(
+    out: &mut dyn Write,
+    model: &Model,
+    weights: &WeightSource,
+    attachments: &Attachments,
+) -> Result<(), ImportError> {
+    let entries = entries(model, attachments)?;
+    let header = header(model, &entries, attachments)?;
     out.write_all(&(header.len() as u64).to_le_bytes()).map_err(ArtifactError::Write)?;
     out.write_all(&header).map_err(ArtifactError::Write)?;
-    for parameter in by_alignment(model) {
-        write_weight(parameter, weights, out)?;
+    for entry in entries {
+        match entry {
+            Entry::Parameter(parameter) => write_weight(parameter, weights, out)?,
+            Entry::Attached(_, tensor) => out.write_all(tensor.bytes()).map_err(ArtifactError::Write)?,
+        }
     }
     Ok(())
 }
 
-/// Parameters with wide elements first, so that every tensor is aligned to its element.
-fn by_alignment(model: &Model) -> Vec<&ModelParameter> {
-    let mut parameters: Vec<&ModelParameter> = model.parameters().iter().collect();
-    parameters.sort_by_key(|p| std::cmp::Reverse(p.stored.size()));
-    parameters
+/// A tensor of the file.
+#[derive(Clone, Copy, Debug)]
+enum Entry<'a> {
+    Parameter(&'a ModelParameter),
+    Attached(&'a str, &'a Tensor),
 }
 
-fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
+impl Entry<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Entry::Parameter(parameter) => &parameter.name,
+            Entry::Attached(name, _) => name,
+        }
+    }
+
+    fn ty(&self) -> TensorType {
+        match self {
+            Entry::Parameter(parameter) => stored_type(parameter),
+            Entry::Attached(_, tensor) => tensor.ty().clone(),
+        }
+    }
+}
+
+/// What the file holds: wide elements first, so that every tensor is aligned to its element.
+fn entries<'a>(model: &'a Model, attachments: &'a Attachments) -> Result<Vec<Entry<'a>>, ArtifactError> {
+    let attached = attachments.tensors.iter().map(|(name, tensor)| Entry::Attached(name, tensor));
+    let mut entries: Vec<Entry> = model.parameters().iter().map(Entry::Parameter).chain(attached).collect();
+    for entry in &entries {
+        let name = entry.name().to_owned();
+        match entry {
+            _ if name == METADATA => return Err(ArtifactError::ReservedName(name)),
+            Entry::Attached(_, tensor) if !tensor.dtype().is_float() || model.parameter(&name).is_some() => {
+                return Err(ArtifactError::Attachment(name));
+            }
+            _ => {}
+        }
+    }
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.ty().dtype.size()));
+    Ok(entries)
+}
+
+fn header(model: &Model, tensors: &[Entry], attachments: &Attachments) -> Result<Vec<u8>, ImportError> {
     let mut metadata = Map::new();
     let mut set = |key: &str, value: String| metadata.insert(key.to_owned(), Value::String(value));
     set("format", "pt".to_owned());
@@ -199,18 +264,19 @@ fn header(model: &Model) -> Result<Vec<u8>, ImportError> {
     if *model.bindings() != Bindings::default() {
         set(key::BINDINGS, json!(model.bindings()).to_string());
     }
+    if let Some(description) = &attachments.description {
+        set(key::ATTACHMENTS, description.clone());
+    }
 
     let mut entries = Map::new();
     entries.insert(METADATA.to_owned(), Value::Object(metadata));
     let mut offset = 0;
-    for parameter in by_alignment(model) {
-        if parameter.name == METADATA {
-            return Err(ArtifactError::ReservedName(parameter.name.clone()).into());
-        }
-        let dtype = DTYPES.iter().find(|(d, ..)| *d == parameter.stored).map_or("F32", |(.., name)| name);
-        let end = offset + stored_type(parameter).bytes();
-        let entry = json!({ "dtype": dtype, "shape": parameter.shape.to_vec(), "data_offsets": [offset, end] });
-        entries.insert(parameter.name.clone(), entry);
+    for tensor in tensors {
+        let ty = tensor.ty();
+        let dtype = DTYPES.iter().find(|(d, ..)| *d == ty.dtype).map_or("F32", |(.., name)| name);
+        let end = offset + ty.bytes();
+        let entry = json!({ "dtype": dtype, "shape": ty.shape.to_vec(), "data_offsets": [offset, end] });
+        entries.insert(tensor.name().to_owned(), entry);
         offset = end;
     }
     let mut header = serde_json::to_vec(&entries).map_err(|e| ArtifactError::Structure(e.to_string()))?;

@@ -277,6 +277,8 @@ pub enum ArtifactError {
     HeaderTooLarge { found: usize, limit: usize },
     #[error("a safetensors file cannot hold a tensor named {0:?}")]
     ReservedName(String),
+    #[error("a tensor named {0:?} cannot be attached: it is a parameter of the model, or holds no floats")]
+    Attachment(String),
     #[error("weight {name:?} is {found}, the model has {expected}")]
     WeightType { name: String, found: TensorType, expected: TensorType },
     #[error("the ONNX file would take {0} bytes; protobuf allows 2 GiB. Write safetensors instead")]

@@ -44,7 +44,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use artifact::write_artifact;
+pub use artifact::{Attachments, write_artifact, write_artifact_with};
 pub use error::{
     ArtifactError, AttributeError, BindingError, ImportError, MissingDim, NodeName, OpError, StructureError, UnsupportedOp,
     Warning,

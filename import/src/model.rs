@@ -359,6 +359,16 @@ impl Model {
         self.bindings = bindings;
     }
 
+    /// What an artifact holds beside the model, as whoever wrote it describes it.
+    pub fn attached_description(&self) -> Option<&str> {
+        self.artifact.as_ref()?.attachments.as_deref()
+    }
+
+    /// A float tensor of an artifact, by its name.
+    pub fn attached(&self, name: &str) -> Option<Tensor> {
+        self.artifact.as_ref()?.tensor(name)
+    }
+
     /// Parameters that the ONNX file holds as integers or narrow floats.
     pub fn dequantized(&self) -> impl Iterator<Item = &str> {
         let names = self.dequantized.iter().flat_map(BTreeMap::keys).map(String::as_str);

@@ -47,6 +47,8 @@ pub struct DeviceInfo {
     /// PCI device id. Twin cards share it.
     pub device_id: u32,
     pub limits: Limits,
+    /// Multiprocessors or compute units, where the driver tells.
+    pub multiprocessors: Option<u32>,
     /// Why the adapter cannot be opened.
     pub unsupported: Option<String>,
 }
@@ -67,6 +69,7 @@ impl DeviceInfo {
             max_workgroup_bytes: limits.workgroup_bytes,
             max_workgroup_invocations: limits.workgroup_invocations,
             max_workgroups: limits.workgroups,
+            compute_units: self.multiprocessors.unwrap_or(base.compute_units),
             ..base
         }
     }
@@ -161,6 +164,8 @@ mod platform {
             instance.get_physical_device_memory_properties(device)
         };
         let properties = properties2.properties;
+        // SAFETY: by this function's contract.
+        let multiprocessors = unsafe { multiprocessors(instance, device) };
         let limits = &properties.limits;
         let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
         let local = heaps.iter().filter(|h| h.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
@@ -188,8 +193,33 @@ mod platform {
                 workgroup_size: limits.max_compute_work_group_size,
                 workgroups: limits.max_compute_work_group_count,
             },
+            multiprocessors,
             unsupported: None,
         }
+    }
+
+    /// # Safety
+    /// As of [`describe`].
+    unsafe fn multiprocessors(instance: &ash::Instance, device: vk::PhysicalDevice) -> Option<u32> {
+        // SAFETY: by this function's contract.
+        let extensions = unsafe { instance.enumerate_device_extension_properties(device) }.ok()?;
+        let has = |name: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(name));
+        if has(ash::nv::shader_sm_builtins::NAME) {
+            let mut nvidia = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+            let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut nvidia);
+            // SAFETY: the device has the extension that defines the chained structure.
+            unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+            return Some(nvidia.shader_sm_count).filter(|&count| count > 0);
+        }
+        if has(ash::amd::shader_core_properties::NAME) {
+            let mut amd = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
+            let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut amd);
+            // SAFETY: as above.
+            unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+            let count = amd.shader_engine_count * amd.shader_arrays_per_engine_count * amd.compute_units_per_shader_array;
+            return Some(count).filter(|&count| count > 0);
+        }
+        None
     }
 
     /// The text before the first NUL of a fixed array.
@@ -225,6 +255,7 @@ mod platform {
                 workgroup_size: [256; 3],
                 workgroups: [65535; 3],
             },
+            multiprocessors: None,
             unsupported: None,
         };
         Ok(reports.into_iter().map(describe).collect())

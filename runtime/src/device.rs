@@ -265,7 +265,18 @@ mod tests {
             workgroups: [65535; 3],
         };
         let (name, driver, driver_info) = (name.into(), String::new(), String::new());
-        DeviceInfo { index, name, driver, driver_info, kind, vendor_id: 1, device_id, limits, unsupported: None }
+        DeviceInfo {
+            index,
+            name,
+            driver,
+            driver_info,
+            kind,
+            vendor_id: 1,
+            device_id,
+            limits,
+            multiprocessors: None,
+            unsupported: None,
+        }
     }
 
     #[test]

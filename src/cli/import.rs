@@ -86,6 +86,11 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
     for (name, count) in model.imported().shared() {
         shared.row([name.to_string(), count.to_string()]);
     }
+    let mut adapters = Table::new(["weight", "rank", "alpha", "factors"]);
+    for adapter in model.adapters() {
+        let factors = adapter.factors().map(|(name, factor)| format!("{name} {}", factor.shape())).join(", ");
+        adapters.row([adapter.weight().to_string(), adapter.rank().to_string(), adapter.alpha().to_string(), factors]);
+    }
     let mut ops = Table::new(["op", "nodes"]);
     for (op, count) in model.imported().op_counts() {
         ops.row([op.clone(), count.to_string()]);
@@ -99,6 +104,7 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
             "outputs": outputs.json(),
             "parameters": parameters.json(),
             "shared": shared.json(),
+            "adapters": adapters.json(),
             "ops": model.imported().op_counts(),
             "warnings": warnings,
         }));
@@ -111,6 +117,7 @@ pub fn report(model: &Model, json: bool) -> Result<(), Failure> {
         outputs.text("outputs"),
         parameters.text("parameters"),
         shared.text("shared weights"),
+        adapters.text("adapters"),
         ops.text("operators"),
     ];
     let totals = format!("{} trainable numbers, {} others\n", elements(true), elements(false));

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, Model, Shape, Tensor};
+use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, LossScale, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -85,7 +85,14 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let failed = matches!(error, Error::NonFiniteLoss { .. } | Error::Session(_) | Error::Parameter(_) | Error::Verify(_));
+        let failed = matches!(
+            error,
+            Error::NonFiniteLoss { .. }
+                | Error::NonFiniteGradients { .. }
+                | Error::Session(_)
+                | Error::Parameter(_)
+                | Error::Verify(_)
+        );
         Failure { message: error.to_string(), code: if failed { FAILED } else { BAD_INPUT } }
     }
 }
@@ -219,6 +226,13 @@ enum Precision {
 }
 
 impl DeviceArgs {
+    /// How training scales the loss where the user does not say.
+    fn loss_scale(&self) -> Option<LossScale> {
+        match self.precision {
+            Precision::Strict => None,
+        }
+    }
+
     fn open(&self) -> Result<Arc<Device>, Failure> {
         match self.precision {
             Precision::Strict => Ok(Device::open(&self.device).map_err(Error::from)?),
@@ -239,6 +253,12 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
         Ok(()) => Ok(()),
         Err(e) => refuse(e.to_string()),
     }
+}
+
+/// As [`check_writable`], for files in a folder, which is made where it is missing.
+fn check_folder(folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|e| Failure::input(format!("cannot make the folder {}: {e}", folder.display())))?;
+    check_writable(&folder.join("probe"))
 }
 
 #[cfg(test)]

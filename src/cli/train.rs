@@ -11,16 +11,17 @@ use meganeura::plot::loss_curve;
 use meganeura::runtime::atomic_write;
 use meganeura::tensorboard::EventFile;
 use meganeura::{
-    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, Metric, Model, Pattern, Phase,
-    PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
+    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, LoraOptions, LossScale, Metric,
+    Model, Pattern, Phase, PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
 };
 use serde_json::json;
 
+use super::export::export_peft;
 use super::objective::ObjectiveArgs;
 use super::optimizer::OptimizerArgs;
 use super::phase::PhaseArgs;
 use super::progress::Progress;
-use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
+use super::{DeviceArgs, Failure, ModelArgs, check_folder, check_writable, print, print_json};
 
 /// Fine-tune a model
 #[derive(Debug, Args)]
@@ -78,6 +79,10 @@ pub struct TrainArgs {
     /// Steps over which the learning rate rises
     #[arg(long, default_value_t = 0, value_name = "N")]
     warmup: u64,
+    /// What the loss is multiplied by while its gradients are computed: dynamic, as PyTorch's GradScaler does it, off, or a number
+    /// [default: off with --precision strict]
+    #[arg(long, value_name = "dynamic|off|N", value_parser = parse_loss_scale)]
+    loss_scale: Option<LossScaleArg>,
     /// The largest norm of all gradients together
     #[arg(long, value_name = "X")]
     clip: Option<f64>,
@@ -87,6 +92,16 @@ pub struct TrainArgs {
     /// Do not train the parameters whose name matches (may be repeated)
     #[arg(long, value_name = "GLOB")]
     freeze: Vec<Pattern>,
+    /// Train low-rank adapters of the weights whose name matches, and no others but those of --train; for instance
+    /// *.q_proj.weight:rank=8,alpha=16 (may be repeated; the first that matches counts)
+    #[arg(long, value_name = "GLOB:rank=R,alpha=A")]
+    lora: Vec<LoraOptions>,
+    /// Also write the adapters for PEFT, into this folder
+    #[arg(long, value_name = "DIR")]
+    peft: Option<PathBuf>,
+    /// Also write the model with its adapters made part of the weights
+    #[arg(long, value_name = "OUT")]
+    merged: Option<PathBuf>,
     /// Decides the order of the samples and all random numbers [default: 0, or what the resumed run had]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -148,6 +163,21 @@ fn parse_cache(text: &str) -> Result<PrefixCache, String> {
     bytes.map(PrefixCache::Memory).ok_or_else(|| "write off, or a size such as 500M or 2G".to_string())
 }
 
+/// What `--loss-scale` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct LossScaleArg(Option<LossScale>);
+
+fn parse_loss_scale(text: &str) -> Result<LossScaleArg, String> {
+    let fixed = || text.parse().ok().filter(|scale: &f64| *scale > 0.0 && (*scale as f32).is_finite());
+    match text {
+        "off" => Ok(LossScaleArg(None)),
+        "dynamic" => Ok(LossScaleArg(Some(LossScale::default()))),
+        _ => fixed()
+            .map(|scale| LossScaleArg(Some(LossScale::fixed(scale))))
+            .ok_or("write dynamic, off, or a number above 0".into()),
+    }
+}
+
 fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a number of at least 1 is needed".to_string())
 }
@@ -168,11 +198,13 @@ impl TrainArgs {
             decay: self.schedule.clone(),
             warmup: self.warmup,
             clip: self.clip,
+            loss_scale: self.loss_scale.map_or_else(|| self.device.loss_scale(), |given| given.0),
             batch: self.batch,
             accumulate: self.accumulate,
             length,
             train: self.train.clone(),
             freeze: self.freeze.clone(),
+            lora: self.lora.clone(),
             seed,
             cache: self.cache.unwrap_or_default(),
             bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
@@ -191,10 +223,13 @@ impl TrainArgs {
 
     /// What the run needs and cannot make later: every file that it will write.
     fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
-        [Some(&self.out), self.log.as_ref(), self.plot.as_ref()]
+        [Some(&self.out), self.log.as_ref(), self.plot.as_ref(), self.merged.as_ref()]
             .into_iter()
             .flatten()
             .try_for_each(|path| check_writable(path))?;
+        if let Some(folder) = &self.peft {
+            check_folder(folder)?;
+        }
         let Some(path) = &self.checkpoint else { return Ok(None) };
         let folder = CheckpointFolder::create(path, self.keep).map_err(Error::from)?;
         if self.resume.as_ref() != Some(path) && !folder.is_empty().map_err(Error::from)? {
@@ -241,6 +276,9 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         trainer.batch(),
         preparing.elapsed().as_secs_f64()
     );
+    for adapter in trainer.adapters() {
+        eprintln!("adapter of {}", adapter.describe());
+    }
     for group in trainer.groups().iter().filter(|_| trainer.groups().len() > 1) {
         let TrainedGroup { optimizer, learning_rate, weights } = group;
         let (first, more) = (weights.first().map_or("", |name| name), weights.len().saturating_sub(1));
@@ -291,6 +329,14 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     model.save(&args.out)?;
     eprintln!("wrote {}", args.out.display());
+    if let Some(folder) = &args.peft {
+        export_peft(&model, folder)?;
+    }
+    if let Some(path) = &args.merged {
+        model.merge_adapters()?;
+        model.save(path)?;
+        eprintln!("wrote {}", path.display());
+    }
     if let Some(path) = &args.plot {
         run.record.plot(path)?;
     }
@@ -423,15 +469,19 @@ impl Record {
     }
 
     fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let StepReport { step, epoch, loss, learning_rate } = *report;
+        let StepReport { step, epoch, loss, learning_rate, loss_scale, skipped } = *report;
         self.losses.push((step, loss));
         self.progress.step(step, loss);
+        if let (true, Some(scale)) = (skipped, loss_scale) {
+            self.progress.note(&format!("step {step} changed nothing: gradients of the loss times {scale} are not finite"));
+        }
         let (samples_per_second, seconds) = (self.progress.speed(step), self.seconds());
         if let Some(events) = &mut self.events {
             let values = [("train/loss", loss), ("train/learning_rate", learning_rate)];
-            events.scalars(step, &values).map_err(Error::from)?;
+            let scale = loss_scale.map(|scale| ("train/loss_scale", scale));
+            events.scalars(step, &values.into_iter().chain(scale).collect::<Vec<_>>()).map_err(Error::from)?;
         }
-        self.log(&Event::Step { step, epoch, loss, learning_rate, samples_per_second, seconds })
+        self.log(&Event::Step { step, epoch, loss, learning_rate, loss_scale, skipped, samples_per_second, seconds })
     }
 
     fn evaluation(&mut self, step: u64, evaluation: Evaluation) -> Result<(), Failure> {
@@ -471,6 +521,10 @@ mod tests {
         assert!(parse_count("0").is_err() && parse_count("2") == Ok(2));
         assert_eq!(parse_cache("off"), Ok(PrefixCache::Off));
         assert_eq!((parse_cache("3K"), parse_cache("9")), (Ok(PrefixCache::Memory(3072)), Ok(PrefixCache::Memory(9))));
+        assert_eq!(parse_loss_scale("off"), Ok(LossScaleArg(None)));
+        assert_eq!(parse_loss_scale("dynamic"), Ok(LossScaleArg(Some(LossScale::default()))));
+        assert_eq!(parse_loss_scale("128"), Ok(LossScaleArg(Some(LossScale::fixed(128.0)))));
+        assert!(["0", "-1", "inf", "nan", "1e39", "on"].iter().all(|text| parse_loss_scale(text).is_err()));
         assert!(parse_cache("G").is_err() && parse_cache("99999999999G").is_err());
     }
 }

@@ -12,6 +12,8 @@ pub(super) struct Weight<'g> {
     g: &'g mut Graph,
     id: ParameterId,
     group: usize,
+    /// Numbers of the step that the graph computes; others are inputs.
+    scalars: &'g [(&'static str, NodeId)],
     ty: TensorType,
     /// What the step will start from.
     p: NodeId,
@@ -19,14 +21,23 @@ pub(super) struct Weight<'g> {
 }
 
 impl<'g> Weight<'g> {
-    pub(super) fn new(g: &'g mut Graph, id: ParameterId, gradient: NodeId, group: usize) -> Result<Self, OptimizerError> {
+    pub(super) fn new(
+        g: &'g mut Graph,
+        id: ParameterId,
+        gradient: NodeId,
+        group: usize,
+        scalars: &'g [(&'static str, NodeId)],
+    ) -> Result<Self, OptimizerError> {
         let ty = info(g, id)?.ty.clone();
         let p = g.push(Op::Parameter(id), &[])?;
-        Ok(Weight { g, id, group, ty, p, gradient })
+        Ok(Weight { g, id, group, scalars, ty, p, gradient })
     }
 
     fn scalar(&mut self, name: &str) -> Result<NodeId, GraphError> {
-        scalar(self.g, &input_name(name, self.group))
+        match self.scalars.iter().find(|(given, _)| *given == name) {
+            Some((_, node)) => Ok(*node),
+            None => scalar(self.g, &input_name(name, self.group)),
+        }
     }
 
     /// State of the weight's type without `axes`.

@@ -10,7 +10,7 @@ use meganeura_ir::{AttentionOperand, BinaryOp, CompareOp, DType, Graph, NodeId, 
 use crate::attention::{Attention, Role, attention};
 use crate::body::{ExprId, Loop, SlotId};
 use crate::index::{Index, unravel};
-use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation};
+use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation};
 use crate::profile::DeviceProfile;
 
 /// Columns that one invocation accumulates, and products that it writes out rather than loops over.
@@ -30,11 +30,21 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
     bound && !empty && (rows as u64).saturating_mul(loops(a.size) + loops(a.value_size)) < profile.max_loop_iterations
 }
 
+/// What a workgroup of the kernel of `node` takes.
+pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgroup {
+    let tiled = attention(graph, node).and_then(|spec| tiled::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
+    match tiled {
+        Some(scalars) => Workgroup { invocations: tiled::WORKGROUP as u32, vectors: [0, 0], scalars },
+        None => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+    }
+}
+
 /// Emits the kernel; returns the workgroup size and the grid.
 pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> (u32, [u32; 3]) {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
     let tiles = tiled::tiles(&spec, profile);
-    let mut family = Family { kernel, spec };
+    let memory = tiles.map(|tiles| tiled::Memory::new(kernel, tiles.words(&spec)));
+    let mut family = Family { kernel, spec, memory };
     match (family.spec.role, tiles) {
         (Role::Output | Role::LogSumExp, Some(tiles)) => (tiled::WORKGROUP as u32, family.forward_tiled(tiles, profile)),
         (Role::Output | Role::LogSumExp, None) => (WORKGROUP as u32, family.forward_direct(profile)),
@@ -50,6 +60,7 @@ pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DevicePro
 struct Family<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
     spec: Attention,
+    memory: Option<tiled::Memory>,
 }
 
 /// A row or a column: its index, and the condition under which it exists.

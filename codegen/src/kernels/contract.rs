@@ -1,13 +1,13 @@
 //! The contraction family: `c[b, m, n] = sum_k lhs(b, m, k) * rhs(b, n, k)`, with operands read through index arithmetic and
 //! a prologue, and an epilogue on the accumulators.
 
-use meganeura_ir::{CompareOp, NodeId};
+use meganeura_ir::{BinaryOp, CompareOp, Graph, NodeId};
 
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::Place;
 use crate::index::{Index, ravel, unravel};
-use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation, workgroup_number};
+use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How the result is divided.
@@ -15,30 +15,137 @@ use crate::profile::{DeviceKind, DeviceProfile};
 pub enum Schedule {
     /// Each invocation computes `m x n` elements from its own loads.
     Direct { m: usize, n: usize },
-    /// Each workgroup of `16 x 16` invocations computes a tile of `16 m x 16 n` elements, through workgroup memory, `k` at a time.
-    Tiled { m: usize, n: usize, k: usize },
+    /// For a result that is thin on one side: each workgroup computes `across` positions of the other side, `lanes` invocations each, which
+    /// share the sum.
+    Lanes { across: usize, lanes: usize },
+    /// Through workgroup memory.
+    Tiled(Tiling),
 }
 
-/// Invocations along each side of a tiled workgroup.
-const SIDE: usize = 16;
+/// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `threads.0 x threads.1` invocations hold
+/// `elements.0 x elements.1` sums each, and load `depth` terms at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    threads: (usize, usize),
+    slices: usize,
+    elements: (usize, usize),
+    depth: usize,
+}
+
+const fn tiling(threads: (usize, usize), slices: usize, elements: (usize, usize), depth: usize) -> Tiling {
+    Tiling { threads, slices, elements, depth }
+}
+
+/// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
+const TILINGS: [Tiling; 9] = [
+    tiling((16, 16), 1, (8, 8), 16),
+    tiling((16, 16), 1, (8, 8), 8),
+    tiling((16, 16), 1, (8, 4), 16),
+    tiling((16, 16), 1, (4, 8), 16),
+    tiling((16, 16), 1, (4, 4), 16),
+    tiling((8, 8), 4, (8, 4), 8),
+    tiling((8, 8), 4, (4, 8), 8),
+    tiling((8, 8), 4, (4, 4), 16),
+    tiling((4, 4), 16, (4, 4), 4),
+];
+
+/// Elements of a vector in workgroup memory.
+const VECTOR: usize = 4;
+/// Padding of a row of a tile in workgroup memory, against bank conflicts.
+const PADDING: usize = 4;
+/// Positions on the thin side of a result that lanes compute, in registers.
+const THIN: usize = 4;
+/// Sums shorter than this are not divided.
+const SHORT_SUM: usize = 16;
+
+impl Tiling {
+    fn tile(&self) -> (usize, usize) {
+        (self.threads.0 * self.elements.0, self.threads.1 * self.elements.1)
+    }
+
+    fn invocations(&self) -> usize {
+        self.threads.0 * self.threads.1 * self.slices
+    }
+
+    /// Elements of the two tiles in workgroup memory.
+    fn shared(&self) -> [usize; 2] {
+        let (m, n) = self.tile();
+        [m, n].map(|side| self.slices * (side + PADDING) * self.depth)
+    }
+
+    /// Elements in workgroup memory through which slices add their sums.
+    fn exchange(&self) -> usize {
+        if self.slices > 1 { self.slices * self.threads.0 * self.tile().1 } else { 0 }
+    }
+
+    fn fits(&self, profile: &DeviceProfile) -> bool {
+        let bytes = 4 * (self.shared().iter().sum::<usize>() + self.exchange());
+        bytes <= profile.max_workgroup_bytes as usize && self.invocations() <= profile.max_workgroup_invocations as usize
+    }
+
+    /// Whether the next step's elements are loaded before this one's are used: where registers are left for them.
+    fn prefetches(&self) -> bool {
+        self.elements.0 * self.elements.1 <= 32
+    }
+
+    /// An estimate of the cycles that a contraction takes: every multiprocessor does the arithmetic of its share of the tiles, and waits
+    /// for the loads of each step of as many as do not fit beside each other. The constants are measured on an H200.
+    fn cycles(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
+        const LANES: usize = 128;
+        const EPILOGUE: usize = 700;
+        let wait = if self.prefetches() { 400 } else { 1000 };
+        let (tile_m, tile_n) = self.tile();
+        // Per cent of the peak that the inner loop reaches, and workgroups that fit a multiprocessor, both by sums per invocation.
+        let (share, resident) = match self.elements.0 * self.elements.1 {
+            64.. => (57, 2),
+            32.. => (64, 3),
+            _ => (48, 4),
+        };
+        // Slices add and share their results.
+        let share = if self.slices > 1 { share * 7 / 10 } else { share };
+        let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
+        let own = tiles.div_ceil(profile.compute_units as usize);
+        let steps = k.div_ceil(self.slices * self.depth);
+        let arithmetic = own * (tile_m * tile_n * steps * self.slices * self.depth / LANES * 100 / share + EPILOGUE);
+        arithmetic + own.div_ceil(resident) * steps * wait
+    }
+}
 
 pub fn schedule(shape: &ContractShape, profile: &DeviceProfile) -> Schedule {
-    let [batch, m, n, k] = [&shape.batch, &shape.m, &shape.n, &shape.k].map(|d| d.iter().product::<usize>());
+    let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k].map(|d| d.iter().product::<usize>());
+    let [batch, m, n, k] = sizes;
     if profile.kind == DeviceKind::Software {
         return Schedule::Direct { m: m.clamp(1, 4), n: n.clamp(1, 4) };
     }
-    let enough_memory = |m: usize, n: usize, k: usize| (m + n) * SIDE * k * 4 <= profile.max_workgroup_bytes as usize;
-    let tiles = |m_tile: usize, n_tile: usize| batch * m.div_ceil(m_tile * SIDE) * n.div_ceil(n_tile * SIDE);
-    if profile.max_workgroup_invocations as usize >= SIDE * SIDE && k >= 16 {
-        for (tm, tn) in [(4, 4), (2, 2)] {
-            if m > 8 * tm && n > 8 * tn && (tiles(tm, tn) >= 64 || (tm, tn) == (2, 2)) && enough_memory(tm, tn, 16) {
-                return Schedule::Tiled { m: tm, n: tn, k: 16 };
-            }
+    if k >= SHORT_SUM && m.min(n) <= THIN && profile.max_workgroup_invocations >= LANES_WORKGROUP as u32 {
+        let wanted = (batch * m.max(n)).div_ceil(2 * profile.compute_units as usize).next_power_of_two();
+        let lanes = (LANES_WORKGROUP / wanted.min(LANES_WORKGROUP)).clamp(4, 64).min(k.next_power_of_two() / 4);
+        return Schedule::Lanes { across: LANES_WORKGROUP / lanes, lanes };
+    }
+    if k >= SHORT_SUM && m > THIN && n > THIN {
+        let fitting = TILINGS.iter().filter(|tiling| tiling.fits(profile));
+        if let Some(best) = fitting.min_by_key(|tiling| tiling.cycles(sizes, profile)) {
+            return Schedule::Tiled(*best);
         }
     }
     let outputs = batch * m * n;
     let side = |size: usize| if outputs >= 1 << 18 { size.clamp(1, 4) } else { 1 };
     Schedule::Direct { m: side(m), n: side(n) }
+}
+
+/// Invocations of a workgroup whose lanes share sums.
+const LANES_WORKGROUP: usize = 256;
+
+/// What a workgroup of the kernel takes.
+pub fn workgroup(graph: &Graph, dot: NodeId, profile: &DeviceProfile) -> Workgroup {
+    let shape = contract_shape(graph, dot);
+    let thin = [&shape.m, &shape.n].map(|d| d.iter().product::<usize>()).into_iter().min().unwrap_or(1);
+    let (invocations, vectors, scalars) = match schedule(&shape, profile) {
+        Schedule::Direct { .. } => (WORKGROUP, [0, 0], 0),
+        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin),
+        Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), tiling.exchange()),
+    };
+    Workgroup { invocations: invocations as u32, vectors, scalars }
 }
 
 struct Contraction<'k, 'g> {
@@ -56,6 +163,16 @@ struct Coordinate {
     within: Option<ExprId>,
 }
 
+/// An element of a tile on its way to workgroup memory.
+struct Staged {
+    left: bool,
+    /// Along the result's axis, in the tile.
+    row: Index,
+    /// Along the sum, in the step.
+    column: Index,
+    free: Coordinate,
+}
+
 /// Emits the kernel; returns the workgroup size and the grid.
 pub fn contract(kernel: &mut KernelEmitter, dot: NodeId, place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
     let shape = contract_shape(kernel.graph, dot);
@@ -63,7 +180,8 @@ pub fn contract(kernel: &mut KernelEmitter, dot: NodeId, place: &Place, profile:
     let mut c = Contraction { kernel, dot, shape, batch: Vec::new(), place: place.clone() };
     match schedule {
         Schedule::Direct { m, n } => (WORKGROUP as u32, c.direct(m, n, profile)),
-        Schedule::Tiled { m, n, k } => ((SIDE * SIDE) as u32, c.tiled(m, n, k, profile)),
+        Schedule::Lanes { across, lanes } => (LANES_WORKGROUP as u32, c.lanes(across, lanes, profile)),
+        Schedule::Tiled(tiling) => (tiling.invocations() as u32, c.tiled(&tiling, profile)),
     }
 }
 
@@ -126,28 +244,33 @@ impl Contraction<'_, '_> {
         self.accumulate(sums, &lhs, &rhs);
     }
 
-    /// The epilogue: evaluates and stores the group's results for each accumulator.
+    /// The epilogue for each accumulator.
     fn finish(&mut self, sums: &[SlotId], m: &[Coordinate], n: &[Coordinate]) {
-        let all: Vec<usize> = (0..self.kernel.group.stored.len()).collect();
         for (i, m) in m.iter().enumerate() {
             for (j, n_at) in n.iter().enumerate() {
                 let value = self.kernel.e.b.read(sums[i * n.len() + j]);
-                self.kernel.e.begin_element(self.dot, value);
-                let at = self.root_at(&m.at, &n_at.at);
-                let within = self.both(m.within, n_at.within);
-                let kernel = &mut *self.kernel;
-                let outer = kernel.e.begin_guard(within);
-                if within.is_some() {
-                    kernel.e.b.begin_if();
-                }
-                let stores = kernel.evaluate(&all, &at);
-                kernel.store(&stores);
-                if let Some(within) = within {
-                    kernel.e.b.end_if(within);
-                }
-                kernel.e.end_guard(outer);
+                self.finish_element(value, m, n_at);
             }
         }
+    }
+
+    /// The epilogue: evaluates and stores the group's results where the contraction's is `value`.
+    fn finish_element(&mut self, value: ExprId, m: &Coordinate, n: &Coordinate) {
+        self.kernel.e.begin_element(self.dot, value);
+        let at = self.root_at(&m.at, &n.at);
+        let within = self.both(m.within, n.within);
+        let kernel = &mut *self.kernel;
+        let all: Vec<usize> = (0..kernel.group.stored.len()).collect();
+        let outer = kernel.e.begin_guard(within);
+        if within.is_some() {
+            kernel.e.b.begin_if();
+        }
+        let stores = kernel.evaluate(&all, &at);
+        kernel.store(&stores);
+        if let Some(within) = within {
+            kernel.e.b.end_if(within);
+        }
+        kernel.e.end_guard(outer);
     }
 
     /// The root's index where the contraction's result is at `(batch, m, n)`.
@@ -201,54 +324,126 @@ impl Contraction<'_, '_> {
         workgroups
     }
 
-    fn tiled(&mut self, per_m: usize, per_n: usize, tile_k: usize, profile: &DeviceProfile) -> [u32; 3] {
+    fn lanes(&mut self, across: usize, lanes: usize, profile: &DeviceProfile) -> [u32; 3] {
         let [batch, m, n, k] = self.sizes();
-        let (tile_m, tile_n) = (per_m * SIDE, per_n * SIDE);
+        let left = m > n;
+        let (long, thin) = if left { (m, n) } else { (n, m) };
+        let tiles = long.div_ceil(across);
+        let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * tiles, profile);
+        let local = self.kernel.e.b.builtin(Builtin::Local, across * lanes);
+        let position = unravel(&group, &[batch, tiles]);
+        self.batch = unravel(&position[0], &self.shape.batch);
+        // Neighbouring invocations load neighbouring elements of the long side's operand.
+        let (own, lane, stride) = match self.reads_k_contiguously(left) {
+            true => (local.div(lanes as i64), local.rem(lanes as i64), 1),
+            false => (local.rem(across as i64), local.div(across as i64), across),
+        };
+        let (m_shape, n_shape, k_shape) = (self.shape.m.clone(), self.shape.n.clone(), self.shape.k.clone());
+        let (long_shape, thin_shape) = if left { (&m_shape, &n_shape) } else { (&n_shape, &m_shape) };
+        let one = self.coordinate(position[1].scale(across as i64).add(&own), long_shape);
+        let few: Vec<_> = (0..thin).map(|i| self.coordinate(Index::constant(i as i64), thin_shape)).collect();
+        let (ms, ns) = if left { (vec![one], few) } else { (few, vec![one]) };
+        let sums = self.accumulators(thin);
+        let b = &mut self.kernel.e.b;
+        let start = b.index(&lane);
+        let (token, at) = b.begin_for(start, k, lanes);
+        self.step(&sums, &ms, &ns, &Coordinate { at: unravel(&at, &k_shape), within: None });
+        self.kernel.e.b.end_for(token);
+
+        let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
+        let count = across * lanes;
+        let array = self.kernel.e.b.shared(scalar, (count * thin) as u32);
+        let slot_of = |i: usize| local.shift((i * count) as i64);
+        let b = &mut self.kernel.e.b;
+        for (i, &sum) in sums.iter().enumerate() {
+            let (index, value) = (b.index(&slot_of(i)), b.read(sum));
+            b.stmt(Stmt::StoreShared { array, index, value });
+        }
+        b.stmt(Stmt::Barrier);
+        let mut half = lanes / 2;
+        while half > 0 {
+            let (position, end) = (b.index(&lane), b.i32(half as i32));
+            let active = b.compare(CompareOp::Lt, position, end);
+            b.begin_if();
+            for i in 0..thin {
+                let (index, other) = (b.index(&slot_of(i)), b.index(&slot_of(i).shift((half * stride) as i64)));
+                let (mine, other) = (b.load_shared(array, index), b.load_shared(array, other));
+                let value = b.binary(BinaryOp::Add, mine, other);
+                b.stmt(Stmt::StoreShared { array, index, value });
+            }
+            b.end_if(active);
+            b.stmt(Stmt::Barrier);
+            half /= 2;
+        }
+        let (position, zero) = (b.index(&lane), b.i32(0));
+        let first = b.compare(CompareOp::Eq, position, zero);
+        b.begin_if();
+        for (i, &slot) in sums.iter().enumerate() {
+            let index = b.index(&slot_of(i));
+            let value = b.load_shared(array, index);
+            b.assign(slot, value);
+        }
+        self.finish(&sums, &ms, &ns);
+        self.kernel.e.b.end_if(first);
+        workgroups
+    }
+
+    fn tiled(&mut self, tiling: &Tiling, profile: &DeviceProfile) -> [u32; 3] {
+        let Tiling { threads, slices, elements, depth } = *tiling;
+        let [batch, m, n, k] = self.sizes();
+        let (tile_m, tile_n) = tiling.tile();
         let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
         let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * m_tiles * n_tiles, profile);
-        let local = self.kernel.e.b.builtin(Builtin::Local, SIDE * SIDE);
+        let local = self.kernel.e.b.builtin(Builtin::Local, tiling.invocations());
         let position = unravel(&group, &[batch, m_tiles, n_tiles]);
         self.batch = unravel(&position[0], &self.shape.batch);
         let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
-        let lhs_tile = self.kernel.e.b.shared(scalar, (tile_m * tile_k) as u32);
-        let rhs_tile = self.kernel.e.b.shared(scalar, (tile_n * tile_k) as u32);
-        let (own_m, own_n) = (local.div(SIDE as i64), local.rem(SIDE as i64));
-        let sums = self.accumulators(per_m * per_n);
+        let [lhs_tile, rhs_tile] = tiling.shared().map(|length| self.kernel.e.b.shared_vectors(scalar, length as u32));
+        let per_slice = threads.0 * threads.1;
+        let (slice, thread) = (local.div(per_slice as i64), local.rem(per_slice as i64));
+        let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
+        let sums = self.accumulators(elements.0 * elements.1);
 
+        // Each slice sums a run of whole steps.
+        let run = k.div_ceil(slices * depth) * depth;
         let zero = self.kernel.e.b.i32(0);
-        let (token, k0) = self.kernel.e.b.begin_for(zero, k, tile_k);
-        for (array, tile, first, left) in [(lhs_tile, tile_m, &position[1], true), (rhs_tile, tile_n, &position[2], false)] {
-            let k_fastest = self.reads_k_contiguously(left);
-            for e in 0..tile * tile_k / (SIDE * SIDE) {
-                let linear = local.shift((e * SIDE * SIDE) as i64);
-                let (row, column) = if k_fastest {
-                    (linear.div(tile_k as i64), linear.rem(tile_k as i64))
-                } else {
-                    (linear.rem(tile as i64), linear.div(tile as i64))
-                };
-                let free_shape = if left { self.shape.m.clone() } else { self.shape.n.clone() };
-                let free = self.coordinate(first.scale(tile as i64).add(&row), &free_shape);
-                let k_shape = self.shape.k.clone();
-                let at_k = self.coordinate(k0.add(&column), &k_shape);
-                let value = if left { self.lhs(&free, &at_k) } else { self.rhs(&free, &at_k) };
-                let b = &mut self.kernel.e.b;
-                let index = b.index(&column.scale(tile as i64).add(&row));
-                b.stmt(Stmt::StoreShared { array, index, value });
-            }
+        let first_k = slice.scale(run as i64);
+        let staged = self.staged(tiling, &thread, [&position[1], &position[2]]);
+        let ahead: Vec<SlotId> = match tiling.prefetches() {
+            true => staged.iter().map(|element| self.staged_value(element, &first_k)).collect::<Vec<_>>(),
+            false => Vec::new(),
+        }
+        .into_iter()
+        .map(|value| self.kernel.e.b.declare(value))
+        .collect();
+        let (token, step) = self.kernel.e.b.begin_for(zero, run, depth);
+        let k0 = first_k.add(&step);
+        for (i, element) in staged.iter().enumerate() {
+            let value = match ahead.get(i) {
+                Some(&slot) => self.kernel.e.b.read(slot),
+                None => self.staged_value(element, &k0),
+            };
+            let (array, pitch) = if element.left { (lhs_tile, tile_m + PADDING) } else { (rhs_tile, tile_n + PADDING) };
+            let place = slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
+            let b = &mut self.kernel.e.b;
+            let index = b.index(&place);
+            b.stmt(Stmt::StoreShared { array, index, value });
+        }
+        self.kernel.e.b.stmt(Stmt::Barrier);
+        for (element, &slot) in staged.iter().zip(&ahead) {
+            let value = self.staged_value(element, &k0.shift(depth as i64));
+            self.kernel.e.b.assign(slot, value);
         }
         let b = &mut self.kernel.e.b;
-        b.stmt(Stmt::Barrier);
-        let (inner, kk) = b.begin_for(zero, tile_k, 1);
-        let mut column = |array, tile: usize, own: &Index, per: usize| -> Vec<ExprId> {
-            (0..per)
-                .map(|i| {
-                    let index = b.index(&kk.scale(tile as i64).add(&own.shift((i * SIDE) as i64)));
-                    b.load_shared(array, index)
-                })
-                .collect()
+        let (inner, kk) = b.begin_for(zero, depth, 1);
+        let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
+            let pitch = (tile + PADDING) / VECTOR;
+            let row = slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
+            let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
+            vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
         };
-        let lhs = column(lhs_tile, tile_m, &own_m, per_m);
-        let rhs = column(rhs_tile, tile_n, &own_n, per_n);
+        let lhs = column(lhs_tile, tile_m, &own_m, threads.0, elements.0);
+        let rhs = column(rhs_tile, tile_n, &own_n, threads.1, elements.1);
         self.accumulate(&sums, &lhs, &rhs);
         let b = &mut self.kernel.e.b;
         b.end_for(inner);
@@ -256,11 +451,89 @@ impl Contraction<'_, '_> {
         b.end_for(token);
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
-        let own = |first: &Index, tile: usize, own: &Index, i: usize| first.scale(tile as i64).add(&own.shift((i * SIDE) as i64));
-        let ms: Vec<_> = (0..per_m).map(|i| self.coordinate(own(&position[1], tile_m, &own_m, i), &m_shape)).collect();
-        let ns: Vec<_> = (0..per_n).map(|j| self.coordinate(own(&position[2], tile_n, &own_n, j), &n_shape)).collect();
-        self.finish(&sums, &ms, &ns);
+        // The position in a tile of an invocation's i-th element.
+        let in_tile = |own: &Index, threads: usize, i: usize| {
+            own.shift((i / VECTOR * threads) as i64).scale(VECTOR as i64).shift((i % VECTOR) as i64)
+        };
+        let (first_m, first_n) = (position[1].scale(tile_m as i64), position[2].scale(tile_n as i64));
+        if slices == 1 {
+            let at_m = |i| first_m.add(&in_tile(&own_m, threads.0, i));
+            let at_n = |j| first_n.add(&in_tile(&own_n, threads.1, j));
+            let ms: Vec<_> = (0..elements.0).map(|i| self.coordinate(at_m(i), &m_shape)).collect();
+            let ns: Vec<_> = (0..elements.1).map(|j| self.coordinate(at_n(j), &n_shape)).collect();
+            self.finish(&sums, &ms, &ns);
+            return workgroups;
+        }
+        // One row of every invocation's sums at a time goes through workgroup memory, where all slices' are added in order. The workgroup
+        // then shares the results among all its invocations, neighbours to neighbours.
+        let results = threads.0 * tile_n;
+        let exchange = self.kernel.e.b.shared(scalar, (slices * results) as u32);
+        for row in 0..elements.0 {
+            let b = &mut self.kernel.e.b;
+            for (j, &sum) in sums[row * elements.1..(row + 1) * elements.1].iter().enumerate() {
+                let place = slice.scale(results as i64).add(&own_m.scale(tile_n as i64)).add(&in_tile(&own_n, threads.1, j));
+                let (index, value) = (b.index(&place), b.read(sum));
+                b.stmt(Stmt::StoreShared { array: exchange, index, value });
+            }
+            b.stmt(Stmt::Barrier);
+            for first in (0..results).step_by(tiling.invocations()) {
+                let result = local.shift(first as i64);
+                let b = &mut self.kernel.e.b;
+                let active = (first + tiling.invocations() > results).then(|| {
+                    let (index, end) = (b.index(&result), b.i32(results as i32));
+                    b.compare(CompareOp::Lt, index, end)
+                });
+                if active.is_some() {
+                    b.begin_if();
+                }
+                let result = result.bounded(0, results as i64 - 1);
+                let parts = (0..slices).map(|s| {
+                    let index = b.index(&result.shift((s * results) as i64));
+                    b.load_shared(exchange, index)
+                });
+                let parts: Vec<_> = parts.collect();
+                let total = parts.into_iter().reduce(|total, part| b.binary(BinaryOp::Add, total, part));
+                let (row_in_tile, column) = (result.div(tile_n as i64), result.rem(tile_n as i64));
+                let m = self.coordinate(first_m.add(&in_tile(&row_in_tile, threads.0, row)), &m_shape);
+                let n = self.coordinate(first_n.add(&column), &n_shape);
+                if let Some(total) = total {
+                    self.finish_element(total, &m, &n);
+                }
+                if let Some(active) = active {
+                    self.kernel.e.b.end_if(active);
+                }
+            }
+            self.kernel.e.b.stmt(Stmt::Barrier);
+        }
         workgroups
+    }
+
+    /// The elements of both tiles that an invocation brings to workgroup memory.
+    fn staged(&mut self, tiling: &Tiling, thread: &Index, firsts: [&Index; 2]) -> Vec<Staged> {
+        let per_slice = tiling.threads.0 * tiling.threads.1;
+        let (tile_m, tile_n) = tiling.tile();
+        let (depth, mut staged) = (tiling.depth as i64, Vec::new());
+        for (tile, first, left) in [(tile_m, firsts[0], true), (tile_n, firsts[1], false)] {
+            let k_fastest = self.reads_k_contiguously(left);
+            let shape = if left { self.shape.m.clone() } else { self.shape.n.clone() };
+            for e in 0..tile * tiling.depth / per_slice {
+                let linear = thread.shift((e * per_slice) as i64);
+                let (row, column) = match k_fastest {
+                    true => (linear.div(depth), linear.rem(depth)),
+                    false => (linear.rem(tile as i64), linear.div(tile as i64)),
+                };
+                let free = self.coordinate(first.scale(tile as i64).add(&row), &shape);
+                staged.push(Staged { left, row, column, free });
+            }
+        }
+        staged
+    }
+
+    /// The value of a staged element in the step that begins at `k0`.
+    fn staged_value(&mut self, element: &Staged, k0: &Index) -> ExprId {
+        let k_shape = self.shape.k.clone();
+        let k = self.coordinate(k0.add(&element.column), &k_shape);
+        if element.left { self.lhs(&element.free, &k) } else { self.rhs(&element.free, &k) }
     }
 
     /// Whether neighbours along `k` are neighbours in memory for the left or right operand.

@@ -6,7 +6,9 @@ use prost::Message;
 use safetensors::SafeTensors;
 
 use crate::testing::{ModelBuilder, evaluate, f32s, i64s, node};
-use crate::{ArtifactError, Bindings, ImportError, ImportOptions, Model, write_artifact, write_onnx};
+use crate::{
+    ArtifactError, Attachments, Bindings, ImportError, ImportOptions, Model, write_artifact, write_artifact_with, write_onnx,
+};
 
 /// Weights in several dtypes and in a Constant node, integers, and a symbolic size.
 fn sample() -> ModelBuilder {
@@ -159,4 +161,29 @@ fn foreign_and_damaged_artifacts_are_errors() {
     let mut damaged = bytes.clone();
     damaged[at] ^= 1;
     assert!(reopened(folder.path(), &damaged).is_err());
+}
+
+#[test]
+fn attached_tensors_come_back_and_are_no_parameters() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::from_onnx(sample().bytes(), &ImportOptions::default()).unwrap();
+    assert_eq!((model.attached_description(), model.attached("note")), (None, None));
+    let tensors = [("note".to_owned(), f32s(&[1, 3], &[1., 2., 3.]))];
+    let mut attachments = Attachments { description: Some("what it is".to_owned()), tensors: tensors.into() };
+    let mut bytes = Vec::new();
+    write_artifact_with(&mut bytes, &model, &stored(&model), &attachments).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, view) in file.tensors() {
+        let size = view.data().len() / view.shape().iter().product::<usize>().max(1);
+        assert_eq!((view.data().as_ptr() as usize - bytes.as_ptr() as usize) % size.max(1), 0, "{name} is not aligned");
+    }
+    let again = reopened(folder.path(), &bytes).unwrap();
+    assert_eq!(again.attached_description(), Some("what it is"));
+    assert_eq!(again.attached("note"), Some(f32s(&[1, 3], &[1., 2., 3.])));
+    assert_eq!(again.parameters(), model.parameters());
+    assert_eq!(results(&again), results(&model));
+
+    attachments.tensors = [("half".to_owned(), f32s(&[1], &[1.]))].into();
+    let refused = write_artifact_with(&mut Vec::new(), &model, &stored(&model), &attachments);
+    assert!(matches!(refused, Err(ImportError::Artifact(ArtifactError::Attachment(name))) if name == "half"));
 }

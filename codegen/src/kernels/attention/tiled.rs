@@ -7,7 +7,7 @@ use super::{Family, Place, Score};
 use crate::attention::{Attention, Role};
 use crate::body::{Builtin, ExprId, Scalar, SlotId, Stmt};
 use crate::index::{Index, unravel};
-use crate::kernels::workgroup_number;
+use crate::kernels::{KernelEmitter, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// Invocations along each side of a workgroup.
@@ -54,7 +54,7 @@ fn padded(size: usize) -> usize {
 
 impl Tiles {
     /// Words of workgroup memory.
-    fn words(&self, spec: &Attention) -> usize {
+    pub fn words(&self, spec: &Attention) -> usize {
         let (queries, keys) = (self.queries + 1, self.keys + 1);
         let (size, value_size) = (padded(spec.size), padded(spec.value_size));
         match spec.role {
@@ -62,6 +62,18 @@ impl Tiles {
             Role::Gradient(AttentionOperand::Query) => (size + value_size) * (queries + keys) + self.queries * keys,
             Role::Gradient(_) => (size + value_size) * (queries + keys) + 2 * self.keys * queries,
         }
+    }
+}
+
+/// The workgroup memory of a kernel: one array, so that kernels which share a dispatch share it.
+pub struct Memory {
+    array: SlotId,
+    used: usize,
+}
+
+impl Memory {
+    pub fn new(kernel: &mut KernelEmitter, words: usize) -> Self {
+        Memory { array: kernel.e.b.shared(Scalar::F32, words as u32), used: 0 }
     }
 }
 
@@ -85,6 +97,7 @@ struct Side {
 #[derive(Clone, Copy)]
 struct Tile {
     array: SlotId,
+    base: usize,
     rows: usize,
     stride: usize,
     by_column: bool,
@@ -93,7 +106,7 @@ struct Tile {
 impl Tile {
     /// Rows `own`, `own + 16`, ..: over columns.
     fn rows(&self, own: &Index) -> Side {
-        let starts = own_elements(own, self.rows);
+        let starts = own_elements(&own.shift(self.base as i64), self.rows);
         Side { array: self.array, starts, stride: self.stride as i64 }
     }
 
@@ -101,7 +114,7 @@ impl Tile {
     fn columns(&self, own: &Index, count: usize) -> Side {
         let columns = own_elements(own, count);
         let (step, stride) = if self.by_column { (self.stride as i64, 1) } else { (1, self.stride as i64) };
-        Side { array: self.array, starts: columns.iter().map(|c| c.scale(step)).collect(), stride }
+        Side { array: self.array, starts: columns.iter().map(|c| c.scale(step).shift(self.base as i64)).collect(), stride }
     }
 }
 
@@ -114,17 +127,18 @@ fn own_elements(own: &Index, count: usize) -> Vec<Index> {
 #[derive(Clone, Copy)]
 struct Weights {
     array: SlotId,
+    base: usize,
     columns: usize,
 }
 
 impl Weights {
     fn at(&self, row: &Index, column: &Index) -> Index {
-        row.scale(self.columns as i64 + 1).add(column)
+        row.scale(self.columns as i64 + 1).add(column).shift(self.base as i64)
     }
 
     /// Rows `own`, `own + 16`, .. of `rows`: over columns.
     fn rows(&self, own: &Index, rows: usize) -> Side {
-        let starts = own_elements(own, rows).iter().map(|row| row.scale(self.columns as i64 + 1)).collect();
+        let starts = own_elements(own, rows).iter().map(|row| self.at(row, &Index::constant(0))).collect();
         Side { array: self.array, starts, stride: 1 }
     }
 }
@@ -144,21 +158,23 @@ impl Family<'_, '_> {
         self.kernel.e.b.stmt(Stmt::Barrier);
     }
 
-    fn shared(&mut self, words: usize) -> SlotId {
-        self.kernel.e.b.shared(Scalar::F32, words as u32)
+    /// The next words of workgroup memory: array and offset.
+    fn shared(&mut self, words: usize) -> (SlotId, usize) {
+        let Some(memory) = &mut self.memory else { unreachable!("tiled kernels have workgroup memory") };
+        memory.used += words;
+        (memory.array, memory.used - words)
     }
 
     fn tile(&mut self, rows: usize, size: usize, by_column: bool) -> Tile {
-        let (array, stride) = if by_column {
-            (self.shared((rows + 1) * padded(size)), rows + 1)
-        } else {
-            (self.shared(rows * padded(size)), padded(size))
-        };
-        Tile { array, rows, stride, by_column }
+        let size = padded(size);
+        let (words, stride) = if by_column { ((rows + 1) * size, rows + 1) } else { (rows * size, size) };
+        let (array, base) = self.shared(words);
+        Tile { array, base, rows, stride, by_column }
     }
 
     fn weights(&mut self, rows: usize, columns: usize) -> Weights {
-        Weights { array: self.shared(rows * (columns + 1)), columns }
+        let (array, base) = self.shared(rows * (columns + 1));
+        Weights { array, base, columns }
     }
 
     /// The row at `at` of `count`, which may be past the end.
@@ -194,11 +210,8 @@ impl Family<'_, '_> {
             let (row, column) = (linear.div(size as i64), linear.rem(size as i64));
             let place = self.place(first.add(&row), count);
             let value = self.element_or_zero(node, &at(&self.spec, &place.at, &column), place.within);
-            let to = if tile.by_column {
-                column.scale(tile.stride as i64).add(&row)
-            } else {
-                row.scale(tile.stride as i64).add(&column)
-            };
+            let (outer, inner) = if tile.by_column { (&column, &row) } else { (&row, &column) };
+            let to = outer.scale(tile.stride as i64).add(inner).shift(tile.base as i64);
             let b = &mut self.kernel.e.b;
             let index = b.index(&to);
             b.stmt(Stmt::StoreShared { array: tile.array, index, value });
