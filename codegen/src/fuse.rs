@@ -12,7 +12,7 @@ use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_sha
 use crate::attention::{Attention, attention, companions};
 use crate::eval::interleaved;
 use crate::index::{Index, VarId, ravel};
-use crate::profile::DeviceProfile;
+use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How a group iterates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +77,8 @@ const SHORT_REDUCTION: usize = 64;
 const MINOR_ELEMENTS: usize = 1 << 14;
 /// Nodes between a statistic and its reduction.
 const STATISTIC_NODES: usize = 16;
+/// Rows of one side of an attention for which the other side may be computed again.
+const MAX_RECOMPUTED_ROWS: usize = 512;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
@@ -87,6 +89,7 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
     let mut fuser = Fuser {
         graph,
         max_bindings: profile.max_storage_bindings as usize,
+        tiles: profile.kind != DeviceKind::Software,
         uses: HashMap::new(),
         groups: Vec::new(),
         frontier: Vec::new(),
@@ -108,6 +111,8 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
 struct Fuser<'a> {
     graph: &'a Graph,
     max_bindings: usize,
+    /// Whether the device reads operands tile by tile.
+    tiles: bool,
     uses: HashMap<NodeId, BTreeSet<Use>>,
     groups: Vec<Group>,
     /// Per group: nodes that it reads, decided or not.
@@ -142,7 +147,10 @@ impl Fuser<'_> {
             });
             return;
         }
-        let everywhere = users.len() == 1 || is_light(self.graph, id) || self.is_minor(id, &uses);
+        let everywhere = users.len() == 1
+            || is_light(self.graph, id)
+            || self.is_minor(id, &uses)
+            || users.iter().all(|&g| self.suits_attention(id, g));
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {
                 self.inline(id, g, &uses);
@@ -216,7 +224,7 @@ impl Fuser<'_> {
         match &node.op {
             // A prologue runs once per tile and per element of it.
             Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
-            _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id),
+            _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id) || self.suits_attention(id, g),
             op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
                 let [only] = mine[..] else { return false };
@@ -235,6 +243,23 @@ impl Fuser<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Whether an attention had better compute `id` for each tile that reads it than find it in memory: the rotation of short sequences.
+    fn suits_attention(&self, id: NodeId, g: usize) -> bool {
+        let group = &self.groups[g];
+        let Some(a) = attention(self.graph, group.root).filter(|_| self.tiles && group.domain == Domain::Attention) else {
+            return false;
+        };
+        let n = self.graph.node(id);
+        let cheap = match &n.op {
+            Op::Unary(op) => matches!(op, UnaryOp::Neg | UnaryOp::Abs),
+            Op::Binary(op) => !matches!(op, BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Div),
+            op => op.is_movement() || matches!(op, Op::Select | Op::Compare(_) | Op::Cast(_)),
+        };
+        // A contraction takes its epilogue along at no cost.
+        let epilogue = n.operands.iter().any(|&o| matches!(self.graph.node(o).op, Op::Dot(_) | Op::Conv(_)));
+        cheap && !epilogue && a.sharing() * a.queries.max(a.keys) <= MAX_RECOMPUTED_ROWS
     }
 
     /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
