@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use meganeura_autodiff::{gradients, vjp};
+use meganeura_codegen::raise;
 use meganeura_import::Bindings;
 use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor};
 use meganeura_runtime::Device;
@@ -72,7 +73,7 @@ impl Model {
         cotangents: &[(&str, &Tensor)],
         bindings: &Bindings,
     ) -> Result<BTreeMap<String, Tensor>, Error> {
-        let mut graph = self.specialize_on(bindings, inputs)?.graph;
+        let mut graph = raise(&self.specialize_on(bindings, inputs)?.graph);
         let mut pairs = Vec::new();
         for (name, cotangent) in cotangents {
             let output = graph.output_node(name).ok_or_else(|| {

@@ -1,6 +1,7 @@
 //! What training minimises: a loss of one of the model's outputs against a target from the data.
 
 use meganeura_autodiff::{Loss, LossError};
+use meganeura_codegen::raise;
 use meganeura_import::Bindings;
 use meganeura_ir::{BinaryOp, Composite, DTypeClass, Graph, NodeId, Op, ReduceOp, Shape, TensorType, UnaryOp};
 
@@ -97,10 +98,12 @@ impl Objective {
     pub(crate) fn build(
         &self,
         model: &Model,
-        mut graph: Graph,
+        graph: Graph,
         samples: &mut Samples,
         batch: Option<usize>,
     ) -> Result<Forward, Error> {
+        // Derivatives of what is raised are composites too.
+        let mut graph = raise(&graph);
         let mut prediction = self.output_node(model, &graph)?;
         graph.clear_outputs();
         let mut softmax = None;

@@ -6,12 +6,12 @@ use std::fmt;
 use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified};
 
 use crate::fuse::fuse;
-use crate::kernels::{Emitted, copy, emit_launch};
+use crate::kernels::{Emitted, attention, copy, emit_launch};
 use crate::order::{Launch, order};
 use crate::plan::{layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
-use crate::saturate::{Limits, Report, SaturateError, saturate};
+use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
 use crate::{DeviceProfile, wgsl};
 
 #[derive(Clone, Debug)]
@@ -112,12 +112,13 @@ impl fmt::Display for CompileReport {
 
 /// Compiles a verified graph for a device.
 pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
-    let graph = split_concats(&graph.decomposed()?, profile.max_storage_bindings as usize / 2)?;
+    let raised = options.saturate.map(|_| raise(graph));
+    let graph = split_concats(&lowered(raised.as_ref().unwrap_or(graph), profile)?, profile.max_storage_bindings as usize / 2)?;
     let nodes = graph.live().len();
     let (graph, saturation) = match &options.saturate {
         Some(limits) => {
             let (graph, report) = saturate(&graph, limits)?;
-            (graph.decomposed()?, Some(report))
+            (lowered(&graph, profile)?, Some(report))
         }
         None => (graph, None),
     };
@@ -213,6 +214,19 @@ fn guard_scatters(graph: &Graph) -> Result<Graph, GraphError> {
 /// Elements for each position along `axis`.
 fn inner(ty: &TensorType, axis: usize) -> usize {
     ty.shape.numel() / ty.shape[axis].max(1)
+}
+
+/// Primitives, and the composites that have a kernel on such a device.
+fn lowered(graph: &Graph, profile: &DeviceProfile) -> Result<Graph, GraphError> {
+    let kernels: Vec<bool> = graph.ids().map(|id| attention::has_kernel(graph, id, profile)).collect();
+    let mut live = graph.live().into_iter().filter(|&id| !graph.node(id).op.is_leaf());
+    graph.rewrite(|g, node, operands| {
+        let has_kernel = live.next().is_some_and(|id| kernels[id.index()]);
+        match &node.op {
+            Op::Composite(c) if !has_kernel => c.decompose(g, operands),
+            op => g.push(op.clone(), operands),
+        }
+    })
 }
 
 /// Nests concatenations so that none has more than `limit` operands: each may become a binding.

@@ -9,9 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
 
 use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
+use crate::attention::{Attention, attention, companions};
 use crate::eval::interleaved;
 use crate::index::{Index, VarId, ravel};
-use crate::profile::DeviceProfile;
+use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How a group iterates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Domain {
     Row { rows: Vec<usize> },
     /// Contractions of one shape, tile by tile; the rest of the group is their prologue and epilogue.
     Contract { sums: Vec<Sum>, place: Place },
+    /// The root is an attention; what it reads is its prologue.
+    Attention,
 }
 
 /// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
@@ -85,6 +88,8 @@ const STATISTIC_NODES: usize = 16;
 const MAX_SUMS: usize = 2;
 /// The most contractions that one kernel adds up.
 const MAX_TERMS: usize = 4;
+/// Rows of one side of an attention for which the other side may be computed again.
+const MAX_RECOMPUTED_ROWS: usize = 512;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
@@ -96,6 +101,7 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
     let mut fuser = Fuser {
         graph,
         max_bindings: profile.max_storage_bindings as usize,
+        tiles: profile.kind != DeviceKind::Software,
         uses: HashMap::new(),
         groups: Vec::new(),
         frontier: Vec::new(),
@@ -105,6 +111,7 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
         parts,
         root_indices: Vec::new(),
         leaf_reads: Vec::new(),
+        companions: companions(graph, profile.max_storage_bindings as usize).into_iter().collect(),
     };
     let must_store: BTreeSet<NodeId> = graph.roots().collect();
     for id in graph.live().into_iter().rev() {
@@ -155,6 +162,8 @@ fn alike(graph: &Graph, a: NodeId, b: NodeId) -> bool {
 struct Fuser<'a> {
     graph: &'a Graph,
     max_bindings: usize,
+    /// Whether the device reads operands tile by tile.
+    tiles: bool,
     uses: HashMap<NodeId, BTreeSet<Use>>,
     groups: Vec<Group>,
     /// Per group: nodes that it reads, decided or not.
@@ -168,6 +177,8 @@ struct Fuser<'a> {
     root_indices: Vec<Vec<Index>>,
     /// Per group: where parameters are read.
     leaf_reads: Vec<Vec<(NodeId, Vec<Index>)>>,
+    /// Nodes that the kernel of another one stores on the way, by [`companions`].
+    companions: BTreeMap<NodeId, NodeId>,
 }
 
 impl Fuser<'_> {
@@ -184,7 +195,16 @@ impl Fuser<'_> {
             return;
         }
         let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
-        let everywhere = users.len() == 1 || is_light(self.graph, id) || self.is_minor(id, &uses);
+        if self.companions.contains_key(&id) {
+            users.iter().for_each(|&g| {
+                self.groups[g].reads.insert(id);
+            });
+            return;
+        }
+        let everywhere = users.len() == 1
+            || is_light(self.graph, id)
+            || self.is_minor(id, &uses)
+            || users.iter().all(|&g| self.suits_attention(id, g));
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {
                 self.inline(id, g, &uses);
@@ -224,12 +244,18 @@ impl Fuser<'_> {
                 Domain::Contract { sums: vec![self.contractions[&root].clone()], place: whole.clone() }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
+            Op::Composite(_) => Domain::Attention,
             _ => Domain::Map,
         };
+        let beside = self.companions.iter().filter(|(_, first)| **first == root).map(|(&node, _)| Stored {
+            node,
+            place: Place::Axes((0..self.graph.ty(node).shape.rank()).map(|axis| (axis + 1 < rank).then_some(axis)).collect()),
+        });
+        let stored = [Stored { node: root, place: whole }].into_iter().chain(beside).collect();
         self.groups.push(Group {
             root,
             domain,
-            stored: vec![Stored { node: root, place: whole }],
+            stored,
             reads: BTreeSet::new(),
             nodes: BTreeSet::new(),
             elementwise: BTreeSet::new(),
@@ -271,7 +297,7 @@ impl Fuser<'_> {
             }
             // A prologue runs once per tile and per element of it.
             Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
-            _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id),
+            _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id) || self.suits_attention(id, g),
             op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
                 let [only] = mine[..] else { return false };
@@ -286,6 +312,23 @@ impl Fuser<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Whether an attention had better compute `id` for each tile that reads it than find it in memory: the rotation of short sequences.
+    fn suits_attention(&self, id: NodeId, g: usize) -> bool {
+        let group = &self.groups[g];
+        let Some(a) = attention(self.graph, group.root).filter(|_| self.tiles && group.domain == Domain::Attention) else {
+            return false;
+        };
+        let n = self.graph.node(id);
+        let cheap = match &n.op {
+            Op::Unary(op) => matches!(op, UnaryOp::Neg | UnaryOp::Abs),
+            Op::Binary(op) => !matches!(op, BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Div),
+            op => op.is_movement() || matches!(op, Op::Select | Op::Compare(_) | Op::Cast(_)),
+        };
+        // A contraction takes its epilogue along at no cost.
+        let epilogue = n.operands.iter().any(|&o| matches!(self.graph.node(o).op, Op::Dot(_) | Op::Conv(_)));
+        cheap && !epilogue && a.sharing() * a.queries.max(a.keys) <= MAX_RECOMPUTED_ROWS
     }
 
     /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
@@ -336,7 +379,7 @@ impl Fuser<'_> {
                 enough_rows.then_some(Domain::Row { rows })
             }
             Domain::Row { rows: current } => (*current == rows).then(|| group.domain.clone()),
-            Domain::Contract { .. } => None,
+            Domain::Contract { .. } | Domain::Attention => None,
         }
     }
 
@@ -504,7 +547,13 @@ impl Fuser<'_> {
                 let source = at[..*axis].iter().chain(&j).chain(&at[axis + 1..]).cloned().collect();
                 vec![plain(n.operands[0], at.to_vec()), plain(n.operands[1], j), plain(n.operands[2], source)]
             }
-            op => unreachable!("{} has no fusion rule", op.name()),
+            op => match attention(self.graph, id) {
+                Some(a) => {
+                    in_prologue = true;
+                    self.attention_reads(&a)
+                }
+                None => unreachable!("{} has no fusion rule", op.name()),
+            },
         };
         for access in accesses {
             if self.graph.ty(access.operand).shape.numel() == 0 {
@@ -517,6 +566,23 @@ impl Fuser<'_> {
             let use_ = Use { group: g, at: access.at, guarded, prologue: in_prologue };
             self.uses.entry(access.operand).or_default().insert(use_);
         }
+    }
+
+    fn attention_reads(&mut self, a: &Attention) -> Vec<Access> {
+        let batch = self.loop_vars(a.batch.iter().copied());
+        let [query, key, column, value_column] =
+            [a.queries, a.keys, a.size, a.value_size].map(|size| self.loop_vars([size]).remove(0));
+        let row = || a.query_at(&batch, &query, None);
+        let backward = a.backward.into_iter().flat_map(|b| {
+            [(b.cotangent, a.query_at(&batch, &query, Some(&value_column))), (b.log_sum_exp, row()), (b.delta, row())]
+        });
+        [(a.query, a.query_at(&batch, &query, Some(&column))), (a.key, a.key_at(&batch, &key, &column))]
+            .into_iter()
+            .chain(a.value.map(|v| (v, a.key_at(&batch, &key, &value_column))))
+            .chain(backward)
+            .chain(a.mask.map(|m| (m, a.mask_at(&batch, &query, &key))))
+            .map(|(operand, at)| Access { guards: Vec::new(), operand, at })
+            .collect()
     }
 
     fn loop_vars(&mut self, extents: impl IntoIterator<Item = usize>) -> Vec<Index> {

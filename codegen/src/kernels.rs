@@ -1,5 +1,6 @@
 //! From a fused group to the body of its kernel and the grid that runs it.
 
+pub mod attention;
 mod contract;
 mod rows;
 
@@ -106,6 +107,7 @@ impl Workgroup {
             Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
             Domain::Contract { sums, .. } => contract::workgroup(graph, sums, profile),
+            Domain::Attention => attention::workgroup(graph, group.root, profile),
         }
     }
 
@@ -138,6 +140,10 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
         Domain::Contract { sums, place } => {
             let (size, workgroups) = contract::contract(&mut kernel, sums, place, profile);
             ("contract", [size, 1, 1], workgroups)
+        }
+        Domain::Attention => {
+            let (size, workgroups) = attention::emit(&mut kernel, group.root, profile);
+            ("attention", [size, 1, 1], workgroups)
         }
     };
     Emitted::new(family, kernel.e.b.finish(workgroup_size), kernel.bound, workgroups)

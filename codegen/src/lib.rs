@@ -1,6 +1,7 @@
 //! From a verified graph to a [`Program`]: equality saturation, fusion, schedules, WGSL, and the memory plan. Knows no GPU.
 
 mod access;
+mod attention;
 mod body;
 mod compile;
 mod eval;
@@ -20,3 +21,4 @@ mod wgsl;
 pub use compile::{CompileError, CompileOptions, CompileReport, Compiled, compile};
 pub use profile::{DeviceKind, DeviceProfile};
 pub use program::Program;
+pub use saturate::raise;

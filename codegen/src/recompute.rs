@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use meganeura_ir::{Graph, NodeId};
 
 use crate::access::contract_shape;
+use crate::attention::attention;
 use crate::fuse::Domain;
 use crate::kernels::{Bound, Emitted};
 use crate::order::Launch;
@@ -342,6 +343,7 @@ fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
             let products = sums.iter().flat_map(|sum| &sum.terms).map(products).fold(0, u64::saturating_add);
             products.saturating_mul(2) / OPERATIONS_PER_BYTE
         }
+        Domain::Attention => attention(graph, group.root).map_or(0, |a| a.products().saturating_mul(2) / OPERATIONS_PER_BYTE),
         Domain::Map | Domain::Row { .. } => 0,
     });
     arithmetic.fold(moved, u64::saturating_add).max(1)

@@ -3,6 +3,7 @@
 //! A composite exists where its derivative or its kernel is better than what the decomposition would give.
 //! To add one: a variant here, its type in [`Composite::infer`], its formula in [`Composite::decompose`], and its derivative in `autodiff`.
 
+use crate::attention::{self, AttentionDims, AttentionOperand};
 use crate::graph::{Graph, GraphError, NodeId};
 use crate::typing::TypeError;
 use crate::{ArgOp, BinaryOp, CompareOp, DType, Op, Real, ReduceOp, Shape, TensorType, UnaryOp, WindowDims};
@@ -28,6 +29,12 @@ pub enum Composite {
     /// `(x: [lead.., spatial..]) -> [lead.., out..]`: the largest element of each window. Padding never wins;
     /// the derivative goes to the first of equal elements, as in PyTorch.
     MaxPool(WindowDims),
+    /// `(q, k, v)` or `(q, k, v, mask)`: see [`attention`](crate::attention).
+    Attention(AttentionDims),
+    /// `(q, k)` or `(q, k, mask)`: the logarithm of the sum of the exponentials of each query's scores.
+    AttentionLse(AttentionDims),
+    /// `(q, k, v, dy, lse, delta)`, and a mask if there is one: the cotangent of `q`, `k` or `v` where that of the result is `dy`.
+    AttentionGradient { dims: AttentionDims, of: AttentionOperand },
 }
 
 impl Composite {
@@ -42,11 +49,22 @@ impl Composite {
             Composite::Silu => "silu",
             Composite::Relu => "relu",
             Composite::MaxPool(_) => "max_pool",
+            Composite::Attention(_) => "attention",
+            Composite::AttentionLse(_) => "attention_lse",
+            Composite::AttentionGradient { of: AttentionOperand::Query, .. } => "attention_dq",
+            Composite::AttentionGradient { of: AttentionOperand::Key, .. } => "attention_dk",
+            Composite::AttentionGradient { of: AttentionOperand::Value, .. } => "attention_dv",
         }
     }
 
-    /// The result's type. Operand: one float tensor (max pooling and relu also take integers).
+    /// The result's type. Operand, except of attention: one float tensor (max pooling and relu also take integers).
     pub fn infer(&self, operands: &[&TensorType]) -> Result<TensorType, TypeError> {
+        match self {
+            Composite::Attention(_) => return attention::infer_output(self.name(), operands),
+            Composite::AttentionLse(_) => return attention::infer_lse(self.name(), operands),
+            Composite::AttentionGradient { of, .. } => return attention::infer_gradient(self.name(), *of, operands),
+            _ => {}
+        }
         let [x] = operands else {
             return Err(TypeError::OperandCount { op: self.name(), expected: 1, found: operands.len() });
         };
@@ -68,6 +86,9 @@ impl Composite {
                 let unfolded = crate::typing::unfolded_shape("max_pool", window, &x.shape)?;
                 let rank = unfolded.rank() - window.size.len();
                 Ok(TensorType::new(x.dtype, &unfolded[..rank]))
+            }
+            Composite::Attention(_) | Composite::AttentionLse(_) | Composite::AttentionGradient { .. } => {
+                unreachable!("attention has type rules of its own")
             }
         }
     }
@@ -121,6 +142,9 @@ impl Composite {
                 let axes = (rank - window.size.len()..rank).collect();
                 g.push(Op::Reduce { op: ReduceOp::Max, axes }, &[unfolded])
             }
+            Composite::Attention(dims) => attention::output(g, dims, operands),
+            Composite::AttentionLse(dims) => attention::log_sum_exp(g, dims, operands),
+            Composite::AttentionGradient { dims, of } => attention::gradient_of(g, dims, *of, operands),
         }
         .inspect(|&y| debug_assert_eq!(g.ty(y).dtype, dtype))
     }

@@ -4,6 +4,7 @@
 //! [`Op`], [`Graph::verify`] checks a whole graph, the text form prints and parses it, and [`interpret`](interpreter::interpret) evaluates it in
 //! `f32` or `f64`: the oracle of all tests, and the folder of constants.
 
+pub mod attention;
 mod builder;
 pub mod composite;
 mod dtype;
@@ -19,6 +20,7 @@ pub mod testing;
 pub mod text;
 mod typing;
 
+pub use attention::{AttentionDims, AttentionOperand};
 pub use builder::{int_range, reduce_identity};
 pub use composite::Composite;
 pub use dtype::{DType, DTypeClass, DeviceType};

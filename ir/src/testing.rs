@@ -1,5 +1,6 @@
 //! Helpers for the tests of every crate: random tensors, an error measure, and a matrix of small graphs.
 
+mod attention;
 mod composites;
 mod contraction;
 mod indexing;
@@ -92,6 +93,7 @@ pub fn sample_graphs() -> Vec<(String, Graph)> {
     indexing::add(&mut samples);
     random::add(&mut samples);
     composites::add(&mut samples);
+    attention::add(&mut samples);
     samples.0
 }
 

@@ -1,17 +1,30 @@
 //! Derivatives of composites, where the formula is more stable or smaller than the derivative of the decomposition.
 
+use std::collections::HashMap;
+
 use meganeura_ir::composite::{
     GELU_CUBIC, gelu_tanh_inner, gelu_tanh_scale, inverse_rms, max_pool_mask, normal_cdf, normalize_parts,
 };
 use meganeura_ir::{CompareOp, Composite, Graph, GraphError, NodeId, Op, ReduceOp, UnaryOp, WindowDims};
 
-use super::Cotangent::{self, Value};
+use super::Cotangent::{self, Undefined, Value};
+use super::INTEGER_OPERAND;
+use super::attention::attention;
 use crate::formula::formula;
+use crate::{AutodiffError, vjp};
 
 /// `1 / sqrt(2 pi)`
 const NORMAL_DENSITY_AT_0: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2 / 2.0;
 
-pub(super) fn composite(g: &mut Graph, c: &Composite, x: NodeId, y: NodeId, dy: NodeId) -> Result<Cotangent, GraphError> {
+pub(super) fn composite(
+    g: &mut Graph,
+    c: &Composite,
+    operands: &[NodeId],
+    y: NodeId,
+    dy: NodeId,
+    operand: usize,
+) -> Result<Cotangent, GraphError> {
+    let x = operands[0];
     let dx = match c {
         Composite::Softmax { axis } => formula(g, |f| {
             let [y, dy] = f.terms([y, dy]);
@@ -61,8 +74,46 @@ pub(super) fn composite(g: &mut Graph, c: &Composite, x: NodeId, y: NodeId, dy: 
             x.compare(CompareOp::Gt, 0.0).select(dy, 0.0)
         }),
         Composite::MaxPool(window) => max_pool(g, window, x, dy),
+        Composite::Attention(dims) => return attention(g, dims, operands, y, dy, operand),
+        Composite::AttentionLse(_) | Composite::AttentionGradient { .. } => return of_decomposition(g, c, operands, dy, operand),
     };
     dx.map(Value)
+}
+
+/// The derivative of the decomposition with respect to one operand, as if the others did not depend on it.
+pub(super) fn of_decomposition(
+    g: &mut Graph,
+    c: &Composite,
+    operands: &[NodeId],
+    dy: NodeId,
+    operand: usize,
+) -> Result<Cotangent, GraphError> {
+    if !g.ty(operands[operand]).dtype.is_float() {
+        return Ok(INTEGER_OPERAND);
+    }
+    let mut parts = Graph::new();
+    let outer: Vec<NodeId> = operands.iter().copied().chain([dy]).collect();
+    let inputs =
+        outer.iter().enumerate().map(|(i, &o)| parts.input(i.to_string(), g.ty(o).clone())).collect::<Result<Vec<_>, _>>()?;
+    let y = c.decompose(&mut parts, &inputs[..operands.len()])?;
+    let cotangents = match vjp(&mut parts, &[(y, inputs[operands.len()])], &[inputs[operand]]) {
+        Ok(cotangents) => cotangents,
+        Err(AutodiffError::Graph(error)) => return Err(error),
+        Err(_) => return Ok(Undefined("its decomposition is not differentiable")),
+    };
+    for &cotangent in &cotangents {
+        parts.output("cotangent", cotangent)?;
+    }
+    let mut embedded: HashMap<NodeId, NodeId> = HashMap::new();
+    for id in parts.live() {
+        let node = parts.node(id);
+        let new = match node.op {
+            Op::Input(input) => outer[input.0 as usize],
+            _ => g.push(node.op.clone(), &node.operands.iter().map(|o| embedded[o]).collect::<Vec<_>>())?,
+        };
+        embedded.insert(id, new);
+    }
+    Ok(Value(embedded[&cotangents[0]]))
 }
 
 /// Each window's cotangent goes to its first largest element; overlapping windows add.

@@ -2,6 +2,7 @@
 //!
 //! Rules re-derive the forward values that they need; the graph is interned, so nothing is computed twice.
 
+mod attention;
 mod composite;
 mod contraction;
 mod indexing;
@@ -66,7 +67,7 @@ pub(crate) fn cotangent(g: &mut Graph, node: &Node, y: NodeId, dy: NodeId, opera
             indexing::scatter(g, *op, scattered, y, dy, operand)
         }
 
-        Op::Composite(c) => composite::composite(g, c, at(0), y, dy),
+        Op::Composite(c) => composite::composite(g, c, &node.operands, y, dy, operand),
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! A class whose tensor is one repeated constant gets that constant, broadcast, as a member: constants fold here.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use egg::{Analysis, DidMerge, EGraph, Id};
 use meganeura_ir::interpreter::fold;
 use meganeura_ir::{DTypeClass, Graph, NodeId, Op, Shape, Tensor, TensorType, infer, int_range};
 
+use super::attention::{ConstantMask, attended_type};
 use super::language::{Attr, OpIndex, Scalar, TensorLang, structured_op};
 
 pub type TensorGraph = EGraph<TensorLang, Facts>;
@@ -30,6 +32,8 @@ pub enum Fact {
 pub struct Facts {
     carried: Vec<Carried>,
     index: HashMap<Op, OpIndex>,
+    /// What is known of masks that depend on constants only.
+    pub masks: RefCell<HashMap<Id, ConstantMask>>,
 }
 
 #[derive(Clone, Debug)]
@@ -125,6 +129,10 @@ impl Analysis<TensorLang> for Facts {
                 if let Some((ty, splat)) = &egraph.analysis.carried[index.0 as usize].leaf {
                     return Fact::Tensor { ty: ty.clone(), splat: *splat };
                 }
+            }
+            TensorLang::Attend(children) => {
+                let types = || attended_type(tensor_type(egraph, *children.get(1)?)?, tensor_type(egraph, *children.get(2)?)?);
+                return types().map_or(Fact::IllTyped, |ty| Fact::Tensor { ty, splat: None });
             }
             _ => {}
         }

@@ -37,6 +37,8 @@ pub fn node_cost(op: &Op, operands: &[&TensorType], result: &TensorType) -> u64 
         Op::Composite(c) => match c {
             Composite::Gelu | Composite::GeluTanh | Composite::Silu => elements * 16 * FLOP,
             Composite::Relu => elements * FLOP,
+            Composite::Attention(_) | Composite::AttentionLse(_) => kernel() + 2 * pairs(operands) * FLOP,
+            Composite::AttentionGradient { .. } => kernel() + 4 * pairs(operands) * FLOP,
             _ => kernel() + read * 8 * FLOP,
         },
     };
@@ -72,6 +74,13 @@ fn binary_flops(b: BinaryOp) -> u64 {
         BinaryOp::Pow => 16 * FLOP,
         _ => FLOP,
     }
+}
+
+/// Multiplications of all scores of an attention, and of all weights with values as long as the keys.
+fn pairs(operands: &[&TensorType]) -> u64 {
+    let [query, key, ..] = operands else { return 0 };
+    let rank = key.shape.rank();
+    2 * query.shape.numel() as u64 * rank.checked_sub(2).map_or(0, |axis| key.shape[axis] as u64)
 }
 
 /// Products per element of a Dot.

@@ -53,20 +53,21 @@ impl Extraction {
             let op = op_of(egraph, node)?;
             Some((op, types?, operands.collect::<Option<Vec<usize>>>()?))
         };
+        let mut found: Vec<Vec<(&TensorLang, Candidate)>> = Vec::with_capacity(ids.len());
+        for &id in &ids {
+            let of_node = |node| {
+                let (op, types, operands) = candidate(node)?;
+                let cost = node_cost(&op, &types, tensor_type(egraph, id)?);
+                Some((node, Candidate { op, operands, cost }))
+            };
+            found.push(egraph[id].nodes.iter().filter_map(of_node).collect());
+        }
+        keep_computable(&mut found);
         let mut candidates = Vec::with_capacity(ids.len());
         let mut position: Vec<HashMap<&TensorLang, usize>> = Vec::with_capacity(ids.len());
-        for &id in &ids {
-            let mut found = Vec::new();
-            let mut positions = HashMap::new();
-            for node in &egraph[id].nodes {
-                if let (Some((op, types, operands)), Some(ty)) = (candidate(node), tensor_type(egraph, id)) {
-                    let cost = node_cost(&op, &types, ty);
-                    positions.insert(node, found.len());
-                    found.push(Candidate { op, operands, cost });
-                }
-            }
-            candidates.push(found);
-            position.push(positions);
+        for found in found {
+            position.push(found.iter().enumerate().map(|(n, (node, _))| (*node, n)).collect());
+            candidates.push(found.into_iter().map(|(_, candidate)| candidate).collect::<Vec<_>>());
         }
 
         let mut choice = vec![None; ids.len()];
@@ -275,6 +276,18 @@ impl Extraction {
             }
         }
         order
+    }
+}
+
+/// Drops nodes with an operand that no op computes.
+fn keep_computable(found: &mut [Vec<(&TensorLang, Candidate)>]) {
+    loop {
+        let computable: Vec<bool> = found.iter().map(|f| !f.is_empty()).collect();
+        let before: usize = found.iter().map(Vec::len).sum();
+        found.iter_mut().for_each(|f| f.retain(|(_, c)| c.operands.iter().all(|&o| computable[o])));
+        if found.iter().map(Vec::len).sum::<usize>() == before {
+            return;
+        }
     }
 }
 

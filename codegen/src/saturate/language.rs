@@ -9,7 +9,8 @@ use std::str::FromStr;
 
 use egg::{Id, Language};
 use meganeura_ir::{
-    BinaryOp, CompareOp, Composite, DType, DotDims, Op, ReduceOp, Shape, SliceDim, Tensor, TensorSizeError, TensorType, UnaryOp,
+    AttentionDims, BinaryOp, CompareOp, Composite, DType, DotDims, Op, ReduceOp, Shape, SliceDim, Tensor, TensorSizeError,
+    TensorType, UnaryOp,
 };
 
 egg::define_language! {
@@ -38,6 +39,12 @@ egg::define_language! {
         "dot" = Dot([Id; 3]),
         // Function, axes, operand.
         "reduce" = Reduce([Id; 3]),
+        // Axis, operand.
+        "softmax" = Softmax([Id; 2]),
+        // What is known, scores, values, and a mask if there is one. No op: see `attention`.
+        "attend" = Attend(Box<[Id]>),
+        // What is known, queries, keys, values, and a mask if there is one.
+        "attention" = Attention(Box<[Id]>),
         Carried(OpIndex, Vec<Id>),
     }
 }
@@ -57,6 +64,7 @@ pub enum Attr {
     Axes(Vec<usize>),
     Slice(Vec<SliceDim>),
     Dot(DotDims),
+    Attention(AttentionDims),
 }
 
 /// A rank-0 constant: the little-endian bytes of its element, zero-extended.
@@ -113,7 +121,10 @@ impl TensorLang {
             | TensorLang::Reshape(_)
             | TensorLang::Transpose(_)
             | TensorLang::Slice(_)
-            | TensorLang::Dot(_) => 1,
+            | TensorLang::Dot(_)
+            | TensorLang::Softmax(_)
+            | TensorLang::Attend(_)
+            | TensorLang::Attention(_) => 1,
             TensorLang::Attr(_) | TensorLang::Scalar(_) | TensorLang::Select(_) | TensorLang::Carried(..) => 0,
         }
     }
@@ -145,6 +156,11 @@ impl TensorLang {
             (Op::Slice(d), &[x]) => TensorLang::Slice([attr(Attr::Slice(d.clone())), x]),
             (Op::Dot(d), &[x, y]) => TensorLang::Dot([attr(Attr::Dot(d.clone())), x, y]),
             (Op::Reduce { op, axes }, &[x]) => TensorLang::Reduce([attr(Attr::Reduce(*op)), attr(Attr::Axes(axes.clone())), x]),
+            (Op::Composite(Composite::Softmax { axis }), &[x]) => TensorLang::Softmax([attr(Attr::Axes(vec![*axis])), x]),
+            (Op::Composite(Composite::Attention(dims)), operands) => {
+                let dims = attr(Attr::Attention(dims.clone()));
+                TensorLang::Attention([dims].iter().chain(operands).copied().collect())
+            }
             _ => return None,
         })
     }
@@ -165,6 +181,8 @@ pub fn structured_op(node: &TensorLang, attributes: &[&Attr]) -> Option<Op> {
         (TensorLang::Slice(_), [Attr::Slice(d)]) => Op::Slice(d.clone()),
         (TensorLang::Dot(_), [Attr::Dot(d)]) => Op::Dot(d.clone()),
         (TensorLang::Reduce(_), [Attr::Reduce(op), Attr::Axes(a)]) => Op::Reduce { op: *op, axes: a.clone() },
+        (TensorLang::Softmax(_), [Attr::Axes(a)]) => Op::Composite(Composite::Softmax { axis: *a.first()? }),
+        (TensorLang::Attention(_), [Attr::Attention(dims)]) => Op::Composite(Composite::Attention(dims.clone())),
         _ => return None,
     })
 }
@@ -187,6 +205,7 @@ impl fmt::Display for Attr {
             Attr::Axes(a) => write!(f, "{a:?}"),
             Attr::Slice(d) => write!(f, "{d:?}"),
             Attr::Dot(d) => write!(f, "{d:?}"),
+            Attr::Attention(c) => write!(f, "{c:?}"),
         }
     }
 }

@@ -5,11 +5,13 @@
 //! nodes and iterations, so that the same graph gives the same result on every run and machine.
 
 mod analysis;
+mod attention;
 mod contraction;
 pub mod cost;
 mod extract;
 mod language;
 mod movement;
+mod raise;
 mod reduction;
 mod report;
 mod rewrite;
@@ -24,6 +26,7 @@ use std::time::Duration;
 use egg::{Id, Rewrite, Runner, SimpleScheduler, Symbol};
 use meganeura_ir::{Graph, GraphError, NodeId};
 
+pub use raise::raise;
 pub use report::{Limits, Report, StopReason};
 
 use analysis::{Facts, TensorGraph, to_egraph};
@@ -91,7 +94,7 @@ fn explore(graph: &Graph, limits: &Limits, rewrites: &Rewrites) -> Result<Satura
         other => return Err(SaturateError::Stopped(format!("{other:?}"))),
     };
     let times = |rule: &str| runner.iterations.iter().filter_map(|i| i.applied.get(&Symbol::from(rule))).sum();
-    let fired = rules::RULES.iter().map(|r| (r.name, times(r.name))).filter(|f| f.1 > 0).collect();
+    let fired = rules::RULES.iter().chain(raise::RAISE).map(|r| (r.name, times(r.name))).filter(|f| f.1 > 0).collect();
     let cost = cost::graph_cost(graph);
     let report = Report {
         fired,

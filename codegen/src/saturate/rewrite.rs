@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use egg::{Applier, ENodeOrVar, Id, Language, Pattern, PatternAst, RecExpr, Rewrite, Subst, Symbol, Var};
-use meganeura_ir::{BinaryOp, DType, DotDims, ReduceOp, Shape, SliceDim, TensorType, UnaryOp};
+use meganeura_ir::{AttentionDims, BinaryOp, DType, DotDims, ReduceOp, Shape, SliceDim, TensorType, UnaryOp};
 
 use super::analysis::{Fact, Facts, TensorGraph, attribute, splat, tensor_type};
 use super::language::{Attr, Scalar, TensorLang};
@@ -51,6 +51,28 @@ impl<'a> Match<'a> {
         axes: Axes -> Vec<usize>;
         ranges: Slice -> Vec<SliceDim>;
         dot: Dot -> DotDims;
+        attention: Attention -> AttentionDims;
+    }
+
+    pub fn egraph(&self) -> &'a TensorGraph {
+        self.egraph
+    }
+
+    /// The ways in which a tensor is computed.
+    pub fn nodes(&self, variable: char) -> Option<&'a [TensorLang]> {
+        Some(&self.egraph[self.class(variable)?].nodes)
+    }
+
+    /// An e-node that stands for its class where it is bound.
+    pub fn representative(&self, class: Id) -> Option<TensorLang> {
+        self.egraph[class].nodes.first().cloned()
+    }
+
+    pub fn axes_of(&self, class: Id) -> Option<&'a Vec<usize>> {
+        match attribute(self.egraph, class)? {
+            Attr::Axes(a) => Some(a),
+            _ => None,
+        }
     }
 
     pub fn attribute(&self, variable: char) -> Option<&'a Attr> {

@@ -13,7 +13,7 @@ use super::reduction::*;
 use super::rewrite::{Condition, Rule};
 use super::scalars::*;
 
-const fn rule(name: &'static str, from: &'static str, when: Condition, to: &'static str) -> Rule {
+pub const fn rule(name: &'static str, from: &'static str, when: Condition, to: &'static str) -> Rule {
     Rule { name, from, when, to }
 }
 

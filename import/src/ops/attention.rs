@@ -1,6 +1,9 @@
 //! Scaled dot-product attention, and the update of a cache of keys and values.
 
-use meganeura_ir::{BinaryOp, CompareOp, Composite, DType, DotDims, NodeId, Op, PadDim, Shape, TensorType, UnaryOp};
+use meganeura_ir::{
+    AttentionDims, BinaryOp, CompareOp, Composite, DType, DotDims, GraphError, NodeId, Op, PadDim, Real, Shape, TensorType,
+    UnaryOp,
+};
 
 use super::constants::diagonal;
 use super::movement::slice_axis;
@@ -60,8 +63,62 @@ pub(super) fn attend(c: &mut Context, heads: Heads, weighting: &Weighting) -> Re
         Some(sink) => softmax_with_sink(c, masked, sink)?,
         None => softmax(c, masked)?,
     };
-    let result = weigh(c, weights, heads.value)?;
+    let result = match weighting.sink {
+        Some(_) => weigh(c, weights, heads.value)?,
+        None => composite(c, heads, weighting)?,
+    };
     Ok(Attended { scores, capped, masked, weights, result })
+}
+
+/// The result of attention whose shapes [`scores`] has checked, without a sink: groups of heads are an axis of their own.
+fn composite(c: &mut Context, heads: Heads, weighting: &Weighting) -> Result<NodeId, OpError> {
+    let [query, key, value] = [heads.query, heads.key, heads.value].map(|x| c.shape(x));
+    let (groups, neighbours) = (key[1], query[1] / key[1]);
+    let softcap = (weighting.softcap > 0.0).then_some(Real(weighting.softcap));
+    let scale = Real(weighting.scale.unwrap_or_else(|| 1.0 / (query[3] as f64).sqrt()));
+    let dims = AttentionDims { scale, softcap, causal: None, guarded: false };
+    let mut operands = vec![
+        c.reshape(heads.query, [query[0], groups, neighbours, query[2], query[3]])?,
+        c.reshape(heads.key, [key[0], groups, 1, key[2], key[3]])?,
+        c.reshape(heads.value, [value[0], groups, 1, value[2], value[3]])?,
+    ];
+    let dtype = c.ty(heads.query).dtype;
+    if let Some(mask) = joint_mask(c, weighting, dtype)? {
+        let shape = c.shape(mask);
+        let [groups, neighbours] = if shape[1] == 1 { [1, 1] } else { [groups, neighbours] };
+        operands.push(c.reshape(mask, [shape[0], groups, neighbours, shape[2], shape[3]])?);
+    }
+    let result = c.push(Op::Composite(Composite::Attention(dims)), &operands)?;
+    Ok(c.reshape(result, [query[0], query[1], query[2], value[3]])?)
+}
+
+/// All masks in one of 4 axes: bool where there is no bias, else added to the scores.
+fn joint_mask(c: &mut Context, weighting: &Weighting, dtype: DType) -> Result<Option<NodeId>, OpError> {
+    let [bias, keep] = [(&weighting.bias, BinaryOp::Add), (&weighting.keep, BinaryOp::And)].map(|(masks, op)| {
+        let mut joint: Option<NodeId> = None;
+        for &mask in masks {
+            let shape = c.shape(mask);
+            let lead = 4usize.saturating_sub(shape.rank());
+            let mask = c.reshape(mask, std::iter::repeat_n(1, lead).chain(shape.iter().copied()).collect::<Shape>())?;
+            joint = Some(match joint {
+                Some(other) => {
+                    let (a, b) = c.broadcast_pair(other, mask)?;
+                    c.binary(op, a, b)?
+                }
+                None => mask,
+            });
+        }
+        Ok::<_, GraphError>(joint)
+    });
+    match (bias?, keep?) {
+        (Some(bias), Some(keep)) => {
+            let (keep, bias) = c.broadcast_pair(keep, bias)?;
+            let ty = TensorType::new(dtype, c.shape(bias));
+            let never = c.splat(&ty, f64::NEG_INFINITY)?;
+            Ok(Some(c.select(keep, bias, never)?))
+        }
+        (bias, keep) => Ok(bias.or(keep)),
+    }
 }
 
 /// `scale * query key^T`: `[batch, heads, sequence, total]`. Checks the shapes of all three operands.

@@ -5,7 +5,7 @@ use crate::interpreter::{Environment, interpret};
 use crate::{ArgOp, BinaryOp, CompareOp, Composite, Op, ReduceOp, ScatterOp, UnaryOp};
 
 /// The ops that are not listed by an `ALL`. The matches make a new variant a compile error: give it a sample and a name below.
-const OTHERS: [&str; 26] = [
+const OTHERS: [&str; 31] = [
     "input",
     "constant",
     "iota",
@@ -32,6 +32,11 @@ const OTHERS: [&str; 26] = [
     "silu",
     "relu",
     "max_pool",
+    "attention",
+    "attention_lse",
+    "attention_dq",
+    "attention_dk",
+    "attention_dv",
 ];
 
 fn is_known(op: &Op) -> bool {
@@ -46,7 +51,10 @@ fn is_known(op: &Op) -> bool {
             | Composite::GeluTanh
             | Composite::Silu
             | Composite::Relu
-            | Composite::MaxPool(_) => OTHERS.contains(&c.name()),
+            | Composite::MaxPool(_)
+            | Composite::Attention(_)
+            | Composite::AttentionLse(_)
+            | Composite::AttentionGradient { .. } => OTHERS.contains(&c.name()),
         },
         Op::Input(_) | Op::Constant(_) | Op::Iota { .. } | Op::Select | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) => true,
         Op::Broadcast { .. } | Op::Slice(_) | Op::Pad(_) | Op::Concat { .. } | Op::Unfold(_) | Op::Fold { .. } => true,

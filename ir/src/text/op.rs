@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::attributes::Attributes;
 use super::{ParseErrorKind, constant};
 use crate::{
-    ArgOp, BinaryOp, CompareOp, Composite, ConvDims, DotDims, Op, PadDim, Real, ReduceOp, ScatterOp, SliceDim, TensorType,
-    UnaryOp, WindowDims,
+    ArgOp, AttentionDims, AttentionOperand, BinaryOp, CompareOp, Composite, ConvDims, DotDims, Op, PadDim, Real, ReduceOp,
+    ScatterOp, SliceDim, TensorType, UnaryOp, WindowDims,
 };
 
 /// What the name of `op` and the type of its result leave open. The names of inputs and parameters are not attributes.
@@ -62,7 +62,17 @@ fn composite_attributes(composite: &Composite) -> Vec<(&'static str, String)> {
         }
         Composite::Gelu | Composite::GeluTanh | Composite::Silu | Composite::Relu => vec![],
         Composite::MaxPool(window) => window_attributes(window),
+        Composite::Attention(dims) | Composite::AttentionLse(dims) | Composite::AttentionGradient { dims, .. } => {
+            attention_attributes(dims)
+        }
     }
+}
+
+fn attention_attributes(dims: &AttentionDims) -> Vec<(&'static str, String)> {
+    let softcap = dims.softcap.map(|cap| ("softcap", real(cap)));
+    let causal = dims.causal.map(|offset| ("causal", offset.to_string()));
+    let guarded = dims.guarded.then(|| ("guarded", "true".to_string()));
+    [("scale", real(dims.scale))].into_iter().chain(softcap).chain(causal).chain(guarded).collect()
 }
 
 fn window_attributes(window: &WindowDims) -> Vec<(&'static str, String)> {
@@ -151,8 +161,26 @@ pub(super) fn parse(name: &str, a: &mut Attributes, ty: &TensorType) -> Result<O
         "silu" => Op::Composite(Composite::Silu),
         "relu" => Op::Composite(Composite::Relu),
         "max_pool" => Op::Composite(Composite::MaxPool(window(a)?)),
+        "attention" => Op::Composite(Composite::Attention(attention(a)?)),
+        "attention_lse" => Op::Composite(Composite::AttentionLse(attention(a)?)),
+        "attention_dq" => gradient(a, AttentionOperand::Query)?,
+        "attention_dk" => gradient(a, AttentionOperand::Key)?,
+        "attention_dv" => gradient(a, AttentionOperand::Value)?,
         _ => return Err(ParseErrorKind::UnknownOp(name.into())),
     })
+}
+
+fn attention(a: &mut Attributes) -> Result<AttentionDims, ParseErrorKind> {
+    Ok(AttentionDims {
+        scale: a.real("scale")?,
+        softcap: a.has("softcap").then(|| a.real("softcap")).transpose()?,
+        causal: a.has("causal").then(|| a.number("causal")).transpose()?,
+        guarded: a.has("guarded") && a.number("guarded")?,
+    })
+}
+
+fn gradient(a: &mut Attributes, of: AttentionOperand) -> Result<Op, ParseErrorKind> {
+    Ok(Op::Composite(Composite::AttentionGradient { dims: attention(a)?, of }))
 }
 
 fn window(a: &mut Attributes) -> Result<WindowDims, ParseErrorKind> {

@@ -1,5 +1,6 @@
 mod cases;
 mod graphs;
+mod raise;
 mod sketch;
 
 use std::collections::BTreeSet;
