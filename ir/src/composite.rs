@@ -59,37 +59,34 @@ impl Composite {
 
     /// The result's type. Operand, except of attention: one float tensor (max pooling and relu also take integers).
     pub fn infer(&self, operands: &[&TensorType]) -> Result<TensorType, TypeError> {
-        match self {
-            Composite::Attention(_) => return attention::infer_output(self.name(), operands),
-            Composite::AttentionLse(_) => return attention::infer_lse(self.name(), operands),
-            Composite::AttentionGradient { of, .. } => return attention::infer_gradient(self.name(), *of, operands),
-            _ => {}
-        }
-        let [x] = operands else {
-            return Err(TypeError::OperandCount { op: self.name(), expected: 1, found: operands.len() });
+        let name = self.name();
+        let one = |integers_too: bool| match operands {
+            [x] if x.dtype.is_float() || integers_too && x.dtype.is_int() => Ok((*x).clone()),
+            [x] => Err(TypeError::DType { op: name, operand: 0, found: x.dtype, expected: "a float" }),
+            _ => Err(TypeError::OperandCount { op: name, expected: 1, found: operands.len() }),
         };
-        let integers_too = matches!(self, Composite::Relu | Composite::MaxPool(_));
-        if !(x.dtype.is_float() || integers_too && x.dtype.is_int()) {
-            return Err(TypeError::DType { op: self.name(), operand: 0, found: x.dtype, expected: "a float" });
-        }
         match self {
             Composite::Softmax { axis } | Composite::LogSoftmax { axis } => {
-                crate::typing::check_axes(self.name(), &[*axis], x.shape.rank())?;
-                Ok((*x).clone())
+                let x = one(false)?;
+                crate::typing::check_axes(name, &[*axis], x.shape.rank())?;
+                Ok(x)
             }
             Composite::Normalize { axes, .. } | Composite::RmsNormalize { axes, .. } => {
-                crate::typing::check_axes(self.name(), axes, x.shape.rank())?;
-                Ok((*x).clone())
+                let x = one(false)?;
+                crate::typing::check_axes(name, axes, x.shape.rank())?;
+                Ok(x)
             }
-            Composite::Gelu | Composite::GeluTanh | Composite::Silu | Composite::Relu => Ok((*x).clone()),
+            Composite::Gelu | Composite::GeluTanh | Composite::Silu => one(false),
+            Composite::Relu => one(true),
             Composite::MaxPool(window) => {
-                let unfolded = crate::typing::unfolded_shape("max_pool", window, &x.shape)?;
+                let x = one(true)?;
+                let unfolded = crate::typing::unfolded_shape(name, window, &x.shape)?;
                 let rank = unfolded.rank() - window.size.len();
                 Ok(TensorType::new(x.dtype, &unfolded[..rank]))
             }
-            Composite::Attention(_) | Composite::AttentionLse(_) | Composite::AttentionGradient { .. } => {
-                unreachable!("attention has type rules of its own")
-            }
+            Composite::Attention(_) => attention::infer_output(name, operands),
+            Composite::AttentionLse(_) => attention::infer_lse(name, operands),
+            Composite::AttentionGradient { of, .. } => attention::infer_gradient(name, *of, operands),
         }
     }
 

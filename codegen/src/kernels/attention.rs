@@ -76,6 +76,9 @@ impl Place {
     }
 }
 
+/// Where the elements of one row lie, by column.
+type RowAt<'a> = &'a dyn Fn(&Attention, &Index) -> Vec<Index>;
+
 /// A query against a key.
 struct Score {
     /// Meaningless where it is not kept.
@@ -227,12 +230,7 @@ impl Family<'_, '_> {
     }
 
     /// `sum_c a[row, c] * b[row, c]` over `size` columns.
-    fn dot(
-        &mut self,
-        size: usize,
-        a: (NodeId, &dyn Fn(&Attention, &Index) -> Vec<Index>),
-        b: (NodeId, &dyn Fn(&Attention, &Index) -> Vec<Index>),
-    ) -> ExprId {
+    fn dot(&mut self, size: usize, a: (NodeId, RowAt), b: (NodeId, RowAt)) -> ExprId {
         let zero = self.number(0.0);
         let sum = self.kernel.e.b.declare(zero);
         let looped = size / COLUMNS * COLUMNS;

@@ -86,6 +86,9 @@ struct Position {
     column: Index,
 }
 
+/// Where an element lies, by row and column.
+type ElementAt<'a> = &'a dyn Fn(&Attention, &Index, &Index) -> Vec<Index>;
+
 /// One side of the products of two tiles: for each of an invocation's elements where it starts, and how far its next element is.
 struct Side {
     array: SlotId,
@@ -188,13 +191,7 @@ impl Family<'_, '_> {
     }
 
     /// Copies `size` columns of the rows from `first` on into the tile; rows past `count` are zero.
-    fn load(
-        &mut self,
-        tile: Tile,
-        (node, at): (NodeId, &dyn Fn(&Attention, &Index, &Index) -> Vec<Index>),
-        (first, count, size): (&Index, usize, usize),
-        local: &Index,
-    ) {
+    fn load(&mut self, tile: Tile, (node, at): (NodeId, ElementAt), (first, count, size): (&Index, usize, usize), local: &Index) {
         let elements = tile.rows * size;
         for start in (0..elements).step_by(WORKGROUP) {
             let linear = local.shift(start as i64);
