@@ -10,16 +10,19 @@ use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionErr
 
 use crate::checkpoint::ResumeError;
 use crate::data::DataError;
+use crate::diagnosis::BadTensor;
 use crate::log::LogError;
 use crate::plot::PlotError;
 
 /// Where the first number that is not finite was found.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NonFinite {
     #[error("{name:?} of sample {sample} holds NaN or infinity")]
     Data { name: String, sample: usize },
     #[error("{name:?} holds NaN or infinity since an earlier step; a smaller learning rate or --clip may help")]
     Parameter { name: String },
+    #[error("{0}; a smaller learning rate or --clip may help")]
+    Tensor(Box<BadTensor>),
 }
 
 /// Any error of this crate. The text says what is wrong, where, and what to do.
@@ -57,6 +60,8 @@ pub enum Error {
     Remainder { samples: usize, batch: usize, prediction: TensorType },
     #[error("the loss is {loss} at step {step}: {}", .bad.as_ref().map_or("a smaller learning rate or --clip may help".to_string(), ToString::to_string))]
     NonFiniteLoss { step: u64, loss: f64, bad: Option<NonFinite> },
+    #[error("the gradients of step {step} are not finite: {}", .bad.as_ref().map_or("their norm overflows".to_string(), ToString::to_string))]
+    NonFiniteGradient { step: u64, bad: Option<NonFinite> },
     #[error(
         "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
     )]

@@ -33,10 +33,12 @@
 
 pub mod checkpoint;
 pub mod data;
+mod diagnosis;
 mod error;
 mod evaluator;
 mod gradients;
 mod groups;
+mod guard;
 mod head;
 pub mod log;
 mod metric;
@@ -52,6 +54,7 @@ mod trainer;
 mod training_step;
 
 pub use data::Dataset;
+pub use diagnosis::{BadTensor, Pass, Range};
 pub use error::{Error, NonFinite};
 pub use evaluator::{Evaluation, Evaluator};
 pub use glob::Pattern;

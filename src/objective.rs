@@ -83,19 +83,39 @@ impl Objective {
         for (input, shape) in samples.shapes(batch) {
             bindings.shapes.entry(input).or_insert(shape);
         }
-        let mut graph = match batch {
+        let graph = match batch {
             Some(_) => model.specialize(&bindings)?.graph,
             None => model.specialize_on(&bindings, &by_name(&samples.tensors()))?.graph,
         };
+        self.judge(graph, output, |g, prediction| {
+            let Some(found) = samples.target_type(batch) else { return Ok(None) };
+            let ty = self.loss.target_type(g.ty(prediction), &found).map_err(|source| unfit(samples, source))?;
+            samples.convert_target(ty.dtype);
+            Ok(Some(ty))
+        })
+    }
+
+    /// The forward pass and the loss at the sizes in `bindings`, for targets of the type that the loss prefers.
+    pub(crate) fn build_without_data(&self, model: &Model, bindings: &Bindings) -> Result<Forward, Error> {
+        let graph = model.specialize(bindings)?.graph;
+        self.judge(graph, self.output_name(model)?, |g, prediction| {
+            Ok(self.loss.target_types(g.ty(prediction))?.into_iter().next().map(|target| target.ty))
+        })
+    }
+
+    /// Appends the loss of an output against a target of the type that `target` gives.
+    fn judge(
+        &self,
+        mut graph: Graph,
+        output: &str,
+        target: impl FnOnce(&Graph, NodeId) -> Result<Option<TensorType>, Error>,
+    ) -> Result<Forward, Error> {
         let mut prediction = graph.output_node(output).ok_or(Error::NoOutput)?;
         graph.clear_outputs();
         let mut softmax = None;
-        let target = match samples.target_type(batch) {
+        let target = match target(&graph, prediction)? {
             None => None,
-            Some(found) => {
-                let unfit = |source| unfit(samples, source);
-                let ty = self.loss.target_type(graph.ty(prediction), &found).map_err(unfit)?;
-                samples.convert_target(ty.dtype);
+            Some(ty) => {
                 if let (Loss::CrossEntropy { .. }, Some((logits, axis))) = (&self.loss, softmax_operand(&graph, prediction))
                     && class_axis(graph.ty(prediction), &ty).is_some_and(|(class_axis, _)| class_axis == axis)
                 {
@@ -104,7 +124,9 @@ impl Objective {
                 Some(graph.input(TARGET_INPUT, ty)?)
             }
         };
+        graph.set_origin(Some(self.loss.name().into()));
         let loss = self.loss.build(&mut graph, prediction, target)?;
+        graph.set_origin(None);
         Ok(Forward { graph, prediction, softmax, target, loss })
     }
 

@@ -5,19 +5,22 @@ use std::sync::Arc;
 
 use glob::Pattern;
 use meganeura_autodiff::{EMA_PREFIX, Optimizer};
+use meganeura_codegen::{CompileOptions, Compiled, DeviceProfile};
 use meganeura_import::{Bindings, Dim, ModelInput};
 use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
+use crate::diagnosis::Diagnosis;
 use crate::error::{Error, NonFinite};
 use crate::evaluator::{Evaluation, Evaluator};
 use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
+use crate::guard::STOPPED;
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
-use crate::predictor::{by_name, compile, place_weights, random_input};
+use crate::predictor::{by_name, place_weights, random_input};
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
 use crate::training_step::Updates;
@@ -65,6 +68,9 @@ pub struct TrainOptions {
     pub seed: u64,
     /// Whether what training cannot change is computed once per sample, where it is needed more than once.
     pub cache: PrefixCache,
+    /// The most device memory that the programs of a step may take, in bytes. To fit, they compute values again that they would otherwise keep
+    /// for the backward pass. The evaluation and a frozen prefix take theirs beside.
+    pub recompute: Option<u64>,
     /// Sizes that the data does not decide, and the phase of the training steps. Evaluation is always in inference.
     pub bindings: Bindings,
 }
@@ -89,6 +95,7 @@ impl TrainOptions {
             freeze: Vec::new(),
             seed: 0,
             cache: PrefixCache::default(),
+            recompute: None,
             bindings: Bindings::default(),
         }
     }
@@ -116,6 +123,7 @@ pub struct Trainer {
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
     feed: Feed,
+    diagnosis: Diagnosis,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
     batch: usize,
@@ -156,11 +164,11 @@ impl Trainer {
         let reads_logits = forward.softmax.is_some();
         let graphs = updates(&groups, &options).build(forward)?;
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
-        let program = compile(graphs.update, device)?;
+        let programs = graphs.compile(device, options.recompute)?;
+        let program = programs.update;
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
-        let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
-        let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
+        let accumulating = programs.accumulate.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
@@ -169,6 +177,7 @@ impl Trainer {
             session,
             accumulating,
             feed,
+            diagnosis: programs.diagnosis,
             batch,
             schedule,
             parameters,
@@ -179,6 +188,19 @@ impl Trainer {
             order,
             options,
         })
+    }
+
+    /// What the program of a training step would be on a device, without data: at the sizes in the bindings, for targets of the type that the
+    /// loss prefers, without micro-batches and without a frozen prefix.
+    ///
+    /// # Errors
+    /// Sizes are missing, a pattern matches no parameter, an op has no derivative, or the step does not fit the device or the memory.
+    pub fn plan(model: &Model, profile: &DeviceProfile, options: &TrainOptions) -> Result<Compiled, Error> {
+        let forward = options.objective.build_without_data(model, &options.bindings)?;
+        let groups = groups(model, &trained(model, &options.train, &options.freeze)?, options)?;
+        let graph = Updates { accumulate: 1, ..updates(&groups, options) }.build(forward)?.update;
+        let compile_options = CompileOptions { memory_limit: options.recompute, ..CompileOptions::default() };
+        Ok(meganeura_codegen::compile(&graph.verify()?, profile, &compile_options)?)
     }
 
     /// Samples per step.
@@ -230,7 +252,8 @@ impl Trainer {
     /// before it.
     ///
     /// # Errors
-    /// The device fails, a loss is not finite ([`Error::NonFiniteLoss`]), or `on_step` fails.
+    /// The device fails, `on_step` fails, or a loss or a gradient is not finite: [`Error::NonFiniteLoss`] and
+    /// [`Error::NonFiniteGradient`] name the first tensor that is not. The weights are then those before that step.
     pub fn train_to<E: From<Error>>(
         &mut self,
         last: u64,
@@ -247,10 +270,10 @@ impl Trainer {
             };
             let exhausted = next.is_none();
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
-                report.loss = self.loss(ticket)?;
-                if !report.loss.is_finite() {
-                    let bad = self.first_non_finite(report.step)?;
-                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
+                let stopped;
+                (report.loss, stopped) = self.outcome(ticket)?;
+                if stopped || !report.loss.is_finite() {
+                    return Err(self.explain(report.step, report.loss)?.into());
                 }
                 self.step = report.step;
                 on_step(&report)?;
@@ -261,7 +284,17 @@ impl Trainer {
         }
     }
 
-    /// What was not finite in a step: its data, else a parameter.
+    /// Why a step was not finite. The weights are those before it, on which another attempt may follow.
+    fn explain(&mut self, step: u64, loss: f64) -> Result<Error, Error> {
+        self.session.finish()?;
+        let bad = self.first_non_finite(step)?;
+        if let Some(id) = self.parameters.iter().position(|p| p.name == STOPPED) {
+            self.session.write_parameter(ParameterId(id as u32), &Tensor::scalar_f32(0.0))?;
+        }
+        Ok(if loss.is_finite() { Error::NonFiniteGradient { step, bad } } else { Error::NonFiniteLoss { step, loss, bad } })
+    }
+
+    /// What was not finite in a step: its data, else a parameter, else the first of the values that were computed.
     fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
         let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
         let (_, rows) = self.rows(step);
@@ -276,34 +309,46 @@ impl Trainer {
                 return Ok(Some(NonFinite::Parameter { name }));
             }
         }
+        for batch in 0..self.options.accumulate {
+            let inputs = self.inputs(step, batch)?;
+            if let Some(bad) = self.diagnosis.find(&self.session, &inputs)? {
+                return Ok(Some(NonFinite::Tensor(bad.into())));
+            }
+        }
         Ok(None)
     }
 
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
-        let learning_rate = self.schedule.learning_rate(step);
-        let (epoch, rows) = self.rows(step);
-        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
-        let scalars: Vec<(String, Tensor)> = scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect();
-        let (before, last) = rows.split_at(rows.len() - self.batch);
-        // Each batch draws its own random numbers.
-        let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        for (rows, draw) in before.chunks(self.batch).zip(draws..) {
-            let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
+        let last = self.options.accumulate - 1;
+        for batch in 0..last {
+            let inputs = self.inputs(step, batch)?;
             if let Some(accumulating) = &mut self.accumulating {
-                inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
                 let _unread = accumulating.submit(&by_name(&inputs))?;
             }
         }
-        let mut inputs = [self.feed.batch(last)?, scalars].concat();
-        let draw = draws + before.len() as u64 / self.batch as u64;
-        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
+        let inputs = self.inputs(step, last)?;
         let ticket = self.session.submit(&by_name(&inputs))?;
-        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
+        let epoch = (step - 1) / self.steps_per_epoch();
+        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate: self.schedule.learning_rate(step) }))
     }
 
-    fn loss(&mut self, ticket: Ticket) -> Result<f64, Error> {
+    /// The inputs of one of the batches of a step.
+    fn inputs(&mut self, step: u64, batch: usize) -> Result<Vec<(String, Tensor)>, Error> {
+        let (_, rows) = self.rows(step);
+        let mut inputs = self.feed.batch(&rows[batch * self.batch..][..self.batch])?;
+        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
+        inputs.extend(scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))));
+        // Each batch draws its own random numbers.
+        let draw = (step - 1) * self.options.accumulate as u64 + 1 + batch as u64;
+        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
+        Ok(inputs)
+    }
+
+    /// The loss of a step, and whether it changed nothing because it was not finite.
+    fn outcome(&mut self, ticket: Ticket) -> Result<(f64, bool), Error> {
         let outputs = self.session.wait(ticket)?;
-        Ok(outputs.first().and_then(Tensor::scalar_f64).unwrap_or(f64::NAN))
+        let value = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64).unwrap_or(f64::NAN);
+        Ok((value(0), value(1) != 0.0))
     }
 
     /// The epoch of a step, and its samples.
@@ -391,7 +436,7 @@ impl Trainer {
     /// # Errors
     /// The device fails.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, Error> {
-        Ok(Checkpoint { tensors: self.read(|_| true)?, progress: self.progress() })
+        Ok(Checkpoint { tensors: self.read(|p| p.name != STOPPED)?, progress: self.progress() })
     }
 
     fn progress(&self) -> Progress {
@@ -424,7 +469,7 @@ impl Trainer {
             return Err(ResumeError::Mismatch { what, found, expected }.into());
         }
         let mut values = Vec::with_capacity(self.parameters.len());
-        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters) {
+        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| p.name != STOPPED) {
             let name = parameter.name.clone();
             let tensor = checkpoint.tensors.get(&name).ok_or_else(|| ResumeError::MissingTensor { name: name.clone() })?;
             if *tensor.ty() != parameter.ty {

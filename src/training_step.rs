@@ -1,12 +1,20 @@
 //! A training step as graphs: loss, gradients, what the optimiser makes of them, and the averages that go with it.
 
-use meganeura_autodiff::{Accumulation, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average, gradients};
-use meganeura_ir::{Graph, Op, ParameterId};
+use std::sync::Arc;
 
+use meganeura_autodiff::{Accumulation, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average, gradients};
+use meganeura_codegen::program::ALIGNMENT;
+use meganeura_codegen::{CompileError, CompileOptions, Program};
+use meganeura_ir::{Graph, NodeId, Op, ParameterId};
+use meganeura_runtime::Device;
+
+use crate::diagnosis::Diagnosis;
 use crate::error::Error;
 use crate::gradients::LOSS_OUTPUT;
 use crate::groups::TrainedGroup;
+use crate::guard::{Guard, STOPPED, largest};
 use crate::objective::Forward;
+use crate::predictor::compile_with;
 use crate::schedule::Schedule;
 
 /// What happens between a loss and new weights.
@@ -23,10 +31,45 @@ pub(crate) struct Updates<'a> {
 /// The graphs of a training run. All declare the same parameters, so that their programs can share them.
 #[derive(Clone, Debug)]
 pub(crate) struct StepGraphs {
-    /// Has the mean loss as its output; updates the weights and the optimiser's state.
+    /// Its outputs are the mean loss, and 1 where the step changed nothing because the loss or a gradient is not finite, else 0. Updates the
+    /// weights and the optimiser's state.
     pub update: Graph,
     /// Of a batch that does not complete an update: it only adds its gradients to those before, and reads the inputs of `update`.
     pub accumulate: Option<Graph>,
+    /// The forward and backward pass of a batch, to look at.
+    pub diagnosis: Diagnosis,
+}
+
+/// The programs of a training run.
+#[derive(Debug)]
+pub(crate) struct StepPrograms {
+    pub update: Arc<Program>,
+    pub accumulate: Option<Arc<Program>>,
+    pub diagnosis: Diagnosis,
+}
+
+impl StepGraphs {
+    /// Compiles the graphs, into programs that take at most `memory` bytes together.
+    pub fn compile(self, device: &Device, memory: Option<u64>) -> Result<StepPrograms, Error> {
+        let StepGraphs { update, accumulate, diagnosis } = self;
+        // Both programs share the parameters; each may take half of the rest.
+        let shared: u64 = match accumulate {
+            None => memory.unwrap_or(0),
+            Some(_) => update.parameters().iter().map(|p| (p.ty.device_bytes() as u64).next_multiple_of(ALIGNMENT)).sum(),
+        };
+        let options =
+            CompileOptions { memory_limit: memory.map(|limit| limit.midpoint(shared.min(limit))), ..CompileOptions::default() };
+        let compile = |graph| {
+            compile_with(graph, device, &options).map_err(|error| match error {
+                Error::Compile(CompileError::MemoryLimit { limit, reachable }) if limit != memory.unwrap_or(limit) => {
+                    let limit = memory.unwrap_or(limit);
+                    Error::Compile(CompileError::MemoryLimit { limit, reachable: (2 * reachable).saturating_sub(shared) })
+                }
+                error => error,
+            })
+        };
+        Ok(StepPrograms { update: compile(update)?, accumulate: accumulate.map(compile).transpose()?, diagnosis })
+    }
 }
 
 impl Updates<'_> {
@@ -36,7 +79,9 @@ impl Updates<'_> {
         let divided: Vec<Vec<ParameterId>> = self.groups.iter().map(ids_of).collect();
         let ids = divided.concat();
         let nodes = ids.iter().map(|&id| graph.push(Op::Parameter(id), &[])).collect::<Result<Vec<_>, _>>()?;
+        let backward = NodeId(graph.nodes().len() as u32);
         let mut by = gradients(&mut graph, loss, &nodes)?;
+        let roots: Vec<NodeId> = [loss].into_iter().chain(by.iter().copied()).collect();
         let forward_updates = graph.updates().to_vec();
 
         let accumulation = match self.accumulate {
@@ -46,13 +91,18 @@ impl Updates<'_> {
                 Some(Accumulation::new(&mut graph, loss, &pairs, count)?)
             }
         };
+        let batch_loss = loss;
         if let Some(accumulation) = &accumulation {
             (loss, by) = (accumulation.loss(), accumulation.gradients().to_vec());
-            accumulation.reset(&mut graph)?;
         }
-        if let Some(norm) = self.clip {
-            by = clip_by_global_norm(&mut graph, &by, norm)?.gradients;
-        }
+        let magnitude = match self.clip {
+            Some(norm) => {
+                let clipped = clip_by_global_norm(&mut graph, &by, norm)?;
+                by = clipped.gradients;
+                clipped.norm
+            }
+            None => largest(&mut graph, &by)?,
+        };
         let mut by = by.into_iter();
         for (index, (group, ids)) in self.groups.iter().zip(&divided).enumerate() {
             let pairs: Vec<_> = ids.iter().copied().zip(by.by_ref()).collect();
@@ -61,16 +111,26 @@ impl Updates<'_> {
         if self.ema.is_some() {
             exponential_moving_average(&mut graph, &ids)?;
         }
+        let guard = Guard::new(&mut graph)?;
+        let updates = graph.updates().to_vec();
+        graph.clear_updates();
+        let bare = graph.clone();
+
+        let bad = guard.updates(&mut graph, &updates, &[loss, magnitude])?;
+        guard.remember(&mut graph, bad)?;
+        if let Some(accumulation) = &accumulation {
+            accumulation.reset(&mut graph)?;
+        }
+        graph.output(LOSS_OUTPUT, loss)?;
+        graph.output(STOPPED, bad)?;
 
         let accumulate = accumulation.map(|accumulation| {
-            let mut graph = graph.clone();
-            graph.clear_updates();
-            forward_updates.iter().try_for_each(|update| graph.update(update.parameter, update.node))?;
+            let mut graph = bare.clone();
+            guard.updates(&mut graph, &forward_updates, &[batch_loss])?;
             accumulation.keep(&mut graph).map(|()| graph)
         });
-        let accumulate = accumulate.transpose()?;
-        graph.output(LOSS_OUTPUT, loss)?;
-        Ok(StepGraphs { update: graph, accumulate })
+        let diagnosis = Diagnosis { graph: bare, backward, roots };
+        Ok(StepGraphs { update: graph, accumulate: accumulate.transpose()?, diagnosis })
     }
 
     /// The scalar inputs of a step, which counts from 1.

@@ -4,10 +4,12 @@ use std::fmt::Write;
 
 use clap::Args;
 use meganeura::codegen::program::{Program, Region};
-use meganeura::codegen::{CompileOptions, Compiled, compile};
-use meganeura::{Error, Model};
+use meganeura::codegen::{CompileOptions, CompileReport, Compiled, compile};
+use meganeura::{Error, Loss, Model, Objective, TrainOptions, Trainer};
+use serde_json::{Map, Value, json};
 
 use super::dot::dot;
+use super::objective::parse_loss;
 use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all};
 
 /// Show a model: what is in it, its graph, its plan, or a kernel
@@ -21,10 +23,16 @@ pub struct InspectArgs {
     outputs: Vec<String>,
     #[command(flatten)]
     view: View,
+    /// Plan a training step with AdamW instead of inference: cross_entropy, mse, bce, l1, huber, smooth_l1, kl or output
+    #[arg(long, requires = "plan", value_parser = parse_loss)]
+    loss: Option<Loss>,
+    /// The most device memory that the step may take, in MiB, as for train
+    #[arg(long, value_name = "MIB", requires = "loss", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    recompute: Option<u64>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Print JSON: of the summary and of the parameters
-    #[arg(long, conflicts_with_all = ["graph", "plan", "wgsl", "dot"])]
+    /// Print JSON: of the summary, of the parameters, and of what the plan costs
+    #[arg(long, conflicts_with_all = ["graph", "wgsl", "dot"])]
     json: bool,
 }
 
@@ -62,6 +70,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     }
     match &view.wgsl {
         Some(kernel) => print(&shader(&compiled(args, &model)?.program, kernel)?),
+        None if view.plan && args.json => print_json(&costs(&compiled(args, &model)?.report)),
         None if view.plan => print(&plan(&compiled(args, &model)?)),
         None => import::report(&model, args.json),
     }
@@ -69,8 +78,33 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
     let device = args.device.open()?;
-    let graph = model.specialize(&args.model.bindings(model))?.graph.verify().map_err(Error::from)?;
+    let bindings = args.model.bindings(model);
+    if let Some(loss) = &args.loss {
+        let objective = Objective { output: args.outputs.first().cloned(), ..Objective::new(loss.clone()) };
+        let recompute = args.recompute.map(|mib| mib << 20);
+        return Ok(Trainer::plan(
+            model,
+            device.profile(),
+            &TrainOptions { bindings, recompute, ..TrainOptions::new(objective) },
+        )?);
+    }
+    let graph = model.specialize(&bindings)?.graph.verify().map_err(Error::from)?;
     Ok(compile(&graph, device.profile(), &CompileOptions::default()).map_err(Error::from)?)
+}
+
+/// What a plan costs, in bytes and dispatches.
+fn costs(report: &CompileReport) -> Value {
+    let spaces: Map<String, Value> = report.spaces().map(|(space, bytes)| (space.name().to_owned(), bytes.into())).collect();
+    json!({
+        "dispatches": report.dispatches,
+        "recomputed": report.recomputed,
+        "kernels": report.kernels,
+        "barriers": report.barriers,
+        "bytes": spaces,
+        "peak": report.memory.total(),
+        "activations": report.activations(),
+        "bound": report.bound,
+    })
 }
 
 /// What the compiler did, then every dispatch in order.
@@ -94,8 +128,7 @@ fn plan(compiled: &Compiled) -> String {
 
 /// `scratch.0+256:1024`: space and buffer, offset and size in bytes.
 fn place(region: &Region) -> String {
-    let space = format!("{:?}", region.space).to_lowercase();
-    format!("{space}.{}+{}:{}", region.buffer, region.offset, region.size)
+    format!("{}.{}+{}:{}", region.space.name(), region.buffer, region.offset, region.size)
 }
 
 fn shader(program: &Program, wanted: &str) -> Result<String, Failure> {

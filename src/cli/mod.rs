@@ -82,7 +82,14 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let failed = matches!(error, Error::NonFiniteLoss { .. } | Error::Session(_) | Error::Parameter(_) | Error::Verify(_));
+        let failed = matches!(
+            error,
+            Error::NonFiniteLoss { .. }
+                | Error::NonFiniteGradient { .. }
+                | Error::Session(_)
+                | Error::Parameter(_)
+                | Error::Verify(_)
+        );
         Failure { message: error.to_string(), code: if failed { FAILED } else { BAD_INPUT } }
     }
 }

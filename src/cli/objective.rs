@@ -76,7 +76,7 @@ impl ObjectiveArgs {
     }
 }
 
-fn parse_loss(name: &str) -> Result<Loss, String> {
+pub fn parse_loss(name: &str) -> Result<Loss, String> {
     Loss::from_name(name).map_err(|e| e.to_string())
 }
 
