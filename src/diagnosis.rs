@@ -4,11 +4,11 @@ use std::fmt;
 
 use meganeura_codegen::CompileOptions;
 use meganeura_codegen::saturate::{Limits, saturate};
-use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, ReduceOp, Tensor, TensorType, UnaryOp};
+use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, Tensor, TensorType, UnaryOp};
 use meganeura_runtime::Session;
 
 use crate::error::Error;
-use crate::guard::reduce_all;
+use crate::guard::largest;
 use crate::predictor::{by_name, compile_with};
 
 /// Values that one program looks at, and the bytes that they may take together.
@@ -226,7 +226,7 @@ fn worst(g: &mut Graph, node: NodeId) -> Result<NodeId, GraphError> {
     let [zero, one, two] = [g.splat(&ty, 0.0)?, g.splat(&ty, 1.0)?, g.splat(&ty, 2.0)?];
     let infinite = g.select(infinite, one, zero)?;
     let flag = g.select(nan, two, infinite)?;
-    reduce_all(g, ReduceOp::Max, flag)
+    largest(g, &[flag])
 }
 
 fn run(session: &Session, graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Error> {
