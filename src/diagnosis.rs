@@ -4,11 +4,10 @@ use std::fmt;
 
 use meganeura_codegen::CompileOptions;
 use meganeura_codegen::saturate::{Limits, saturate};
-use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, Tensor, TensorType, UnaryOp};
+use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, PadDim, ParameterId, ReduceOp, Tensor, TensorType, UnaryOp};
 use meganeura_runtime::Session;
 
 use crate::error::Error;
-use crate::guard::largest;
 use crate::predictor::{by_name, compile_with};
 
 /// Values that one program looks at, and the bytes that they may take together.
@@ -87,12 +86,18 @@ pub(crate) struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Runs the step on `inputs` and on the weights of `session`, which takes the same inputs. `None` if all values are finite.
+    /// Runs the step on `inputs` and on the weights of `session`, which takes the same inputs; `infinite` names the parameters that are not
+    /// finite and meant so. `None` if all values are finite.
     ///
     /// # Errors
     /// The device fails.
-    pub fn find(&self, session: &Session, inputs: &[(String, Tensor)]) -> Result<Option<BadTensor>, Error> {
-        if let Some(found) = self.search(session, inputs)? {
+    pub fn find(
+        &self,
+        session: &Session,
+        inputs: &[(String, Tensor)],
+        infinite: &[ParameterId],
+    ) -> Result<Option<BadTensor>, Error> {
+        if let Some(found) = self.search(session, inputs, infinite)? {
             return Ok(Some(found));
         }
         // Rewrites may overflow where the graph as written does not.
@@ -104,15 +109,24 @@ impl Diagnosis {
         let roots: Vec<NodeId> = graph.outputs().iter().map(|o| o.node).collect();
         graph.clear_outputs();
         let loss = roots.first().map_or(0, |loss| loss.0);
-        Diagnosis { graph, backward: NodeId(loss + 1), roots }.search(session, inputs)
+        Diagnosis { graph, backward: NodeId(loss + 1), roots }.search(session, inputs, infinite)
     }
 
-    fn search(&self, session: &Session, inputs: &[(String, Tensor)]) -> Result<Option<BadTensor>, Error> {
+    fn search(
+        &self,
+        session: &Session,
+        inputs: &[(String, Tensor)],
+        infinite: &[ParameterId],
+    ) -> Result<Option<BadTensor>, Error> {
         let g = &self.graph;
         let computed = self.needed();
         let values: Vec<NodeId> = computed.into_iter().filter(|&id| is_float(g, id)).collect();
-        // By node, what is known: infinity that comes from a constant, such as a mask's, is meant.
-        let mut meant: Vec<bool> = g.nodes().iter().map(|node| infinite_constant(&node.op)).collect();
+        // Infinity that comes from a constant, such as a mask's, is meant.
+        let constant = |op: &Op| match op {
+            Op::Parameter(id) => infinite.contains(id),
+            op => infinite_constant(op),
+        };
+        let mut meant: Vec<bool> = g.nodes().iter().map(|node| constant(&node.op)).collect();
         let mut rest = values.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -219,14 +233,30 @@ fn infinite_constant(op: &Op) -> bool {
     matches!(op, Op::Constant(value) if value.dtype().is_float() && value.to_f64_vec().iter().any(|v| v.is_infinite()))
 }
 
+/// Elements that one workgroup reduces.
+const ROW: usize = 1024;
+
 /// 2 if an element is NaN, else 1 if one is infinite, else 0.
 fn worst(g: &mut Graph, node: NodeId) -> Result<NodeId, GraphError> {
     let ty = TensorType { dtype: DType::F32, ..g.ty(node).clone() };
     let (nan, infinite) = (g.unary(UnaryOp::IsNan, node)?, g.unary(UnaryOp::IsInf, node)?);
     let [zero, one, two] = [g.splat(&ty, 0.0)?, g.splat(&ty, 1.0)?, g.splat(&ty, 2.0)?];
     let infinite = g.select(infinite, one, zero)?;
-    let flag = g.select(nan, two, infinite)?;
-    largest(g, &[flag])
+    let flags = g.select(nan, two, infinite)?;
+    let padding = g.splat(&TensorType::scalar(DType::F32), 0.0)?;
+    let mut size = ty.shape.numel();
+    let mut flags = g.reshape(flags, [size])?;
+    while size > ROW {
+        let rows = size.div_ceil(ROW);
+        let high = rows * ROW - size;
+        if high > 0 {
+            flags = g.push(Op::Pad(vec![PadDim { high, ..PadDim::default() }]), &[flags, padding])?;
+        }
+        let matrix = g.reshape(flags, [rows, ROW])?;
+        flags = g.reduce(ReduceOp::Max, matrix, &[1])?;
+        size = rows;
+    }
+    g.reduce(ReduceOp::Max, flags, &[0])
 }
 
 fn run(session: &Session, graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Error> {

@@ -1,6 +1,8 @@
 //! [`Trainer`]: fine-tunes a model on a device.
 
-use std::collections::BTreeMap;
+mod failure;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use glob::Pattern;
@@ -13,7 +15,7 @@ use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
 use crate::diagnosis::Diagnosis;
-use crate::error::{Error, NonFinite};
+use crate::error::Error;
 use crate::evaluator::{Evaluation, Evaluator};
 use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
 use crate::guard::STOPPED;
@@ -24,6 +26,7 @@ use crate::predictor::{by_name, place_weights, random_input};
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
 use crate::training_step::Updates;
+use failure::Kept;
 
 /// Samples per batch where neither the caller nor the model says.
 const DEFAULT_BATCH: usize = 32;
@@ -124,6 +127,7 @@ pub struct Trainer {
     accumulating: Option<Session>,
     feed: Feed,
     diagnosis: Diagnosis,
+    kept: Kept,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
     batch: usize,
@@ -131,6 +135,8 @@ pub struct Trainer {
     /// Of the training graph, by id.
     parameters: Vec<ParameterInfo>,
     trained: Vec<String>,
+    /// Names of the parameters that a step changes, optimiser state included.
+    changed: BTreeSet<String>,
     reads_logits: bool,
     /// Steps that were completed.
     step: u64,
@@ -166,28 +172,34 @@ impl Trainer {
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
         let programs = graphs.compile(device, options.recompute)?;
         let program = programs.update;
+        let changed: BTreeSet<String> = program.parameters.iter().filter(|p| p.updated).map(|p| p.name.clone()).collect();
         let store = place_weights(model, device, &program)?;
         let session = Session::new(device, program, &store)?;
         let accumulating = programs.accumulate.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             store,
             session,
             accumulating,
             feed,
             diagnosis: programs.diagnosis,
+            kept: Kept::default(),
             batch,
             schedule,
             parameters,
             trained,
             groups,
             reads_logits,
+            changed,
             step: 0,
             order,
             options,
-        })
+        };
+        let kept: Vec<ParameterId> = trainer.ids(|p| p.role != ParameterRole::Optimizer && trainer.changed.contains(&p.name));
+        trainer.kept.tensors = trainer.read_ids(&kept)?;
+        Ok(trainer)
     }
 
     /// What the program of a training step would be on a device, without data: at the sizes in the bindings, for targets of the type that the
@@ -282,40 +294,6 @@ impl Trainer {
                 return Ok(());
             }
         }
-    }
-
-    /// Why a step was not finite. The weights are those before it, on which another attempt may follow.
-    fn explain(&mut self, step: u64, loss: f64) -> Result<Error, Error> {
-        self.session.finish()?;
-        let bad = self.first_non_finite(step)?;
-        if let Some(id) = self.parameters.iter().position(|p| p.name == STOPPED) {
-            self.session.write_parameter(ParameterId(id as u32), &Tensor::scalar_f32(0.0))?;
-        }
-        Ok(if loss.is_finite() { Error::NonFiniteGradient { step, bad } } else { Error::NonFiniteLoss { step, loss, bad } })
-    }
-
-    /// What was not finite in a step: its data, else a parameter, else the first of the values that were computed.
-    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
-        let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
-        let (_, rows) = self.rows(step);
-        for sample in rows {
-            let inputs = self.feed.batch(&[sample])?;
-            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Data { name, sample }));
-            }
-        }
-        for id in (0..self.parameters.len() as u32).map(ParameterId) {
-            if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Parameter { name }));
-            }
-        }
-        for batch in 0..self.options.accumulate {
-            let inputs = self.inputs(step, batch)?;
-            if let Some(bad) = self.diagnosis.find(&self.session, &inputs)? {
-                return Ok(Some(NonFinite::Tensor(bad.into())));
-            }
-        }
-        Ok(None)
     }
 
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
@@ -436,7 +414,10 @@ impl Trainer {
     /// # Errors
     /// The device fails.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, Error> {
-        Ok(Checkpoint { tensors: self.read(|p| p.name != STOPPED)?, progress: self.progress() })
+        let tensors = self.read(|p| p.name != STOPPED)?;
+        let changed = tensors.iter().filter(|(name, _)| self.changed.contains(*name));
+        self.kept = Kept { step: self.step, tensors: changed.map(|(name, tensor)| (name.clone(), tensor.clone())).collect() };
+        Ok(Checkpoint { tensors, progress: self.progress() })
     }
 
     fn progress(&self) -> Progress {
@@ -468,24 +449,26 @@ impl Trainer {
         if let Some((what, found, expected)) = same.into_iter().find(|(_, found, expected)| found != expected) {
             return Err(ResumeError::Mismatch { what, found, expected }.into());
         }
-        let mut values = Vec::with_capacity(self.parameters.len());
-        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| p.name != STOPPED) {
+        for parameter in self.parameters.iter().filter(|p| p.name != STOPPED) {
             let name = parameter.name.clone();
             let tensor = checkpoint.tensors.get(&name).ok_or_else(|| ResumeError::MissingTensor { name: name.clone() })?;
             if *tensor.ty() != parameter.ty {
                 let (found, expected) = (tensor.ty().to_string(), parameter.ty.to_string());
                 return Err(ResumeError::TensorType { name, found, expected }.into());
             }
-            values.push((id, tensor));
         }
-        self.session.write_parameters(&values)?;
-        self.step = found.step;
+        let kept = Kept { step: found.step, tensors: checkpoint.tensors.clone() };
+        self.restore(&kept)?;
+        self.kept = kept;
         Ok(())
     }
 
     fn read(&mut self, wanted: impl Fn(&ParameterInfo) -> bool) -> Result<BTreeMap<String, Tensor>, Error> {
-        let ids = (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id);
-        self.read_ids(&ids.collect::<Vec<_>>())
+        self.read_ids(&self.ids(wanted))
+    }
+
+    fn ids(&self, wanted: impl Fn(&ParameterInfo) -> bool) -> Vec<ParameterId> {
+        (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id).collect()
     }
 
     fn read_ids(&mut self, ids: &[ParameterId]) -> Result<BTreeMap<String, Tensor>, Error> {

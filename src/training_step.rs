@@ -12,7 +12,7 @@ use crate::diagnosis::Diagnosis;
 use crate::error::Error;
 use crate::gradients::LOSS_OUTPUT;
 use crate::groups::TrainedGroup;
-use crate::guard::{Guard, STOPPED, largest};
+use crate::guard::{Guard, STOPPED};
 use crate::objective::Forward;
 use crate::predictor::compile_with;
 use crate::schedule::Schedule;
@@ -31,7 +31,7 @@ pub(crate) struct Updates<'a> {
 /// The graphs of a training run. All declare the same parameters, so that their programs can share them.
 #[derive(Clone, Debug)]
 pub(crate) struct StepGraphs {
-    /// Its outputs are the mean loss, and 1 where the step changed nothing because the loss or a gradient is not finite, else 0. Updates the
+    /// Its outputs are the mean loss, and 1 where the step changed nothing because the loss or, with clipping, the norm of the gradients is not finite, else 0. Updates the
     /// weights and the optimiser's state.
     pub update: Graph,
     /// Of a batch that does not complete an update: it only adds its gradients to those before, and reads the inputs of `update`.
@@ -95,14 +95,12 @@ impl Updates<'_> {
         if let Some(accumulation) = &accumulation {
             (loss, by) = (accumulation.loss(), accumulation.gradients().to_vec());
         }
-        let magnitude = match self.clip {
-            Some(norm) => {
-                let clipped = clip_by_global_norm(&mut graph, &by, norm)?;
-                by = clipped.gradients;
-                clipped.norm
-            }
-            None => largest(&mut graph, &by)?,
-        };
+        let mut witnesses = vec![loss];
+        if let Some(norm) = self.clip {
+            let clipped = clip_by_global_norm(&mut graph, &by, norm)?;
+            by = clipped.gradients;
+            witnesses.push(clipped.norm);
+        }
         let mut by = by.into_iter();
         for (index, (group, ids)) in self.groups.iter().zip(&divided).enumerate() {
             let pairs: Vec<_> = ids.iter().copied().zip(by.by_ref()).collect();
@@ -116,7 +114,7 @@ impl Updates<'_> {
         graph.clear_updates();
         let bare = graph.clone();
 
-        let bad = guard.updates(&mut graph, &updates, &[loss, magnitude])?;
+        let bad = guard.updates(&mut graph, &updates, &witnesses)?;
         guard.remember(&mut graph, bad)?;
         if let Some(accumulation) = &accumulation {
             accumulation.reset(&mut graph)?;
