@@ -4,7 +4,9 @@ use std::fmt;
 
 use meganeura_codegen::CompileOptions;
 use meganeura_codegen::saturate::{Limits, saturate};
-use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, PadDim, ParameterId, ReduceOp, Tensor, TensorType, UnaryOp};
+use meganeura_ir::{
+    BinaryOp, CompareOp, DType, Graph, GraphError, NodeId, Op, PadDim, ParameterId, ReduceOp, Tensor, TensorType, UnaryOp,
+};
 use meganeura_runtime::Session;
 
 use crate::error::Error;
@@ -123,10 +125,11 @@ impl Diagnosis {
         let values: Vec<NodeId> = computed.into_iter().filter(|&id| is_float(g, id)).collect();
         // Infinity that comes from a constant, such as a mask's, is meant.
         let constant = |op: &Op| match op {
-            Op::Parameter(id) => infinite.contains(id),
-            op => infinite_constant(op),
+            Op::Parameter(id) if infinite.contains(id) => Infinities { negative: true, positive: true },
+            Op::Constant(value) if value.dtype().is_float() => Infinities::of(value),
+            _ => Infinities::default(),
         };
-        let mut meant: Vec<bool> = g.nodes().iter().map(|node| constant(&node.op)).collect();
+        let mut meant: Vec<Infinities> = g.nodes().iter().map(|node| constant(&node.op)).collect();
         let mut rest = values.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -137,11 +140,11 @@ impl Diagnosis {
             let (chunk, after) = rest.split_at(rest.iter().take(VALUES).take_while(fits).count().max(1));
             rest = after;
             for (&id, flag) in chunk.iter().zip(self.flags(session, inputs, chunk)?) {
-                let expected = g.node(id).operands.iter().any(|o| meant[o.index()]);
+                let through = passed(&g.node(id).op, g.node(id).operands.iter().map(|o| meant[o.index()]));
                 match flag {
                     Flag::Finite => {}
-                    Flag::Infinite if expected => meant[id.index()] = true,
-                    Flag::Infinite | Flag::NaN => return self.describe(session, inputs, id).map(Some),
+                    Flag::Infinite(sign) if through.has(sign) => meant[id.index()] = through,
+                    Flag::Infinite(_) | Flag::NaN => return self.describe(session, inputs, id).map(Some),
                 }
             }
         }
@@ -170,7 +173,8 @@ impl Diagnosis {
         let outputs = run(session, g, inputs)?;
         let flag = |tensor: &Tensor| match tensor.scalar_f64() {
             Some(0.0) => Flag::Finite,
-            Some(1.0) => Flag::Infinite,
+            Some(1.0) => Flag::Infinite(Sign::Negative),
+            Some(2.0) => Flag::Infinite(Sign::Positive),
             _ => Flag::NaN,
         };
         Ok(outputs.iter().map(flag).collect())
@@ -220,8 +224,50 @@ impl Diagnosis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flag {
     Finite,
-    Infinite,
+    Infinite(Sign),
     NaN,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    Negative,
+    Positive,
+}
+
+/// Which infinities a tensor may hold because they are meant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Infinities {
+    negative: bool,
+    positive: bool,
+}
+
+impl Infinities {
+    fn of(value: &Tensor) -> Self {
+        let values = value.to_f64_vec();
+        Infinities { negative: values.contains(&f64::NEG_INFINITY), positive: values.contains(&f64::INFINITY) }
+    }
+
+    fn has(self, sign: Sign) -> bool {
+        match sign {
+            Sign::Negative => self.negative,
+            Sign::Positive => self.positive,
+        }
+    }
+}
+
+/// The infinities of the operands that an op hands on.
+fn passed(op: &Op, operands: impl Iterator<Item = Infinities>) -> Infinities {
+    let all = operands.fold(Infinities::default(), |all, one| Infinities {
+        negative: all.negative || one.negative,
+        positive: all.positive || one.positive,
+    });
+    let any = all.negative || all.positive;
+    match op {
+        Op::Binary(BinaryOp::Add | BinaryOp::Max | BinaryOp::Min) | Op::Select | Op::Cast(_) | Op::Reduce { .. } => all,
+        op if op.is_movement() || matches!(op, Op::Gather { .. } | Op::Scatter { .. }) => all,
+        Op::Binary(_) | Op::Unary(UnaryOp::Neg | UnaryOp::Abs) => Infinities { negative: any, positive: any },
+        _ => Infinities::default(),
+    }
 }
 
 fn is_float(g: &Graph, id: NodeId) -> bool {
@@ -229,20 +275,19 @@ fn is_float(g: &Graph, id: NodeId) -> bool {
     node.ty.dtype.is_float() && !node.op.is_leaf() && node.ty.shape.numel() > 0
 }
 
-fn infinite_constant(op: &Op) -> bool {
-    matches!(op, Op::Constant(value) if value.dtype().is_float() && value.to_f64_vec().iter().any(|v| v.is_infinite()))
-}
-
 /// Elements that one workgroup reduces.
 const ROW: usize = 1024;
 
-/// 2 if an element is NaN, else 1 if one is infinite, else 0.
+/// 3 if an element is NaN, else 2 if one is infinite, else 1 if one is minus infinity, else 0.
 fn worst(g: &mut Graph, node: NodeId) -> Result<NodeId, GraphError> {
     let ty = TensorType { dtype: DType::F32, ..g.ty(node).clone() };
     let (nan, infinite) = (g.unary(UnaryOp::IsNan, node)?, g.unary(UnaryOp::IsInf, node)?);
-    let [zero, one, two] = [g.splat(&ty, 0.0)?, g.splat(&ty, 1.0)?, g.splat(&ty, 2.0)?];
-    let infinite = g.select(infinite, one, zero)?;
-    let flags = g.select(nan, two, infinite)?;
+    let zeros = g.constant_like(node, 0.0)?;
+    let positive = g.compare(CompareOp::Gt, node, zeros)?;
+    let [zero, one, two, three] = [g.splat(&ty, 0.0)?, g.splat(&ty, 1.0)?, g.splat(&ty, 2.0)?, g.splat(&ty, 3.0)?];
+    let sign = g.select(positive, two, one)?;
+    let infinite = g.select(infinite, sign, zero)?;
+    let flags = g.select(nan, three, infinite)?;
     let padding = g.splat(&TensorType::scalar(DType::F32), 0.0)?;
     let mut size = ty.shape.numel();
     let mut flags = g.reshape(flags, [size])?;

@@ -48,6 +48,7 @@ pub mod plot;
 mod predictor;
 mod prefix;
 mod schedule;
+mod step_inputs;
 mod tensor_file;
 pub mod tensorboard;
 mod trainer;

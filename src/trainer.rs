@@ -3,17 +3,19 @@
 mod failure;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use glob::Pattern;
 use meganeura_autodiff::{EMA_PREFIX, Optimizer};
+use meganeura_codegen::program::Memory;
 use meganeura_codegen::{CompileOptions, Compiled, DeviceProfile};
 use meganeura_import::{Bindings, Dim, ModelInput};
 use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
-use crate::data::{Dataset, Samples, epoch_order};
+use crate::data::{Dataset, Samples, epoch_order, write_epoch_order};
 use crate::diagnosis::Diagnosis;
 use crate::error::Error;
 use crate::evaluator::{Evaluation, Evaluator};
@@ -22,9 +24,10 @@ use crate::guard::STOPPED;
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
-use crate::predictor::{by_name, place_weights, random_input};
+use crate::predictor::place_weights;
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
+use crate::step_inputs::StepInputs;
 use crate::training_step::Updates;
 use failure::Kept;
 
@@ -126,6 +129,12 @@ pub struct Trainer {
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
     feed: Feed,
+    /// Of the batch that was prepared last.
+    inputs: StepInputs,
+    /// Which inputs are the scalars of the updates.
+    scalars: Vec<usize>,
+    /// The outputs of the step that was waited for last.
+    outcome: [Tensor; 2],
     diagnosis: Diagnosis,
     kept: Kept,
     options: TrainOptions,
@@ -178,12 +187,18 @@ impl Trainer {
         let accumulating = programs.accumulate.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
+        let inputs = StepInputs::new(session.program());
+        let scalars = updates(&groups, &options).inputs(&schedule, 1)?;
+        let scalars = scalars.iter().filter_map(|(name, _)| inputs.position(name)).collect();
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
         let mut trainer = Trainer {
             store,
             session,
             accumulating,
             feed,
+            inputs,
+            scalars,
+            outcome: [Tensor::scalar_f32(0.0), Tensor::scalar_f32(0.0)],
             diagnosis: programs.diagnosis,
             kept: Kept::default(),
             batch,
@@ -218,6 +233,14 @@ impl Trainer {
     /// Samples per step.
     pub fn batch(&self) -> usize {
         self.batch * self.options.accumulate
+    }
+
+    /// Bytes of device memory that the programs of a step take.
+    pub fn memory(&self) -> u64 {
+        let total = |session: &Session| session.program().memory.total();
+        let Memory { parameters, optimizer, .. } = &self.session.program().memory;
+        let shared = parameters.iter().chain(optimizer).sum::<u64>();
+        total(&self.session) + self.accumulating.as_ref().map_or(0, |session| total(session) - shared)
     }
 
     /// The weights that train, by learning rate and weight decay.
@@ -299,44 +322,48 @@ impl Trainer {
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
         let last = self.options.accumulate - 1;
         for batch in 0..last {
-            let inputs = self.inputs(step, batch)?;
+            self.prepare(step, batch)?;
             if let Some(accumulating) = &mut self.accumulating {
-                let _unread = accumulating.submit(&by_name(&inputs))?;
+                let _unread = accumulating.submit_ordered(self.inputs.tensors())?;
             }
         }
-        let inputs = self.inputs(step, last)?;
-        let ticket = self.session.submit(&by_name(&inputs))?;
+        self.prepare(step, last)?;
+        let ticket = self.session.submit_ordered(self.inputs.tensors())?;
         let epoch = (step - 1) / self.steps_per_epoch();
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate: self.schedule.learning_rate(step) }))
     }
 
-    /// The inputs of one of the batches of a step.
-    fn inputs(&mut self, step: u64, batch: usize) -> Result<Vec<(String, Tensor)>, Error> {
-        let (_, rows) = self.rows(step);
-        let mut inputs = self.feed.batch(&rows[batch * self.batch..][..self.batch])?;
-        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
-        inputs.extend(scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))));
+    /// Writes the inputs of one of the batches of a step.
+    fn prepare(&mut self, step: u64, batch: usize) -> Result<(), Error> {
+        let rows = self.rows(step);
+        let rows = &self.order.1[rows][batch * self.batch..][..self.batch];
+        self.feed.write_batch(rows, &mut self.inputs)?;
+        let values = updates(&self.groups, &self.options);
+        for (&position, value) in self.scalars.iter().zip(values.values(&self.schedule, step)) {
+            self.inputs.set_scalar(position, value);
+        }
         // Each batch draws its own random numbers.
         let draw = (step - 1) * self.options.accumulate as u64 + 1 + batch as u64;
-        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
-        Ok(inputs)
+        self.inputs.set_random_key(self.options.seed, draw);
+        Ok(())
     }
 
     /// The loss of a step, and whether it changed nothing because it was not finite.
     fn outcome(&mut self, ticket: Ticket) -> Result<(f64, bool), Error> {
-        let outputs = self.session.wait(ticket)?;
-        let value = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64).unwrap_or(f64::NAN);
-        Ok((value(0), value(1) != 0.0))
+        self.session.wait_into(ticket, &mut self.outcome)?;
+        let [loss, stopped] = self.outcome.each_ref().map(|tensor| tensor.scalar_f64().unwrap_or(f64::NAN));
+        Ok((loss, stopped != 0.0))
     }
 
-    /// The epoch of a step, and its samples.
-    fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
+    /// The samples of a step, as positions in the order of its epoch.
+    fn rows(&mut self, step: u64) -> Range<usize> {
         let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
         if self.order.0 != epoch {
-            self.order = (epoch, epoch_order(self.options.seed, epoch, self.feed.samples().count()));
+            write_epoch_order(self.options.seed, epoch, &mut self.order.1);
+            self.order.0 = epoch;
         }
         let start = position as usize * self.batch();
-        (epoch, self.order.1[start..start + self.batch()].to_vec())
+        start..start + self.batch()
     }
 
     /// An evaluation of the weights being trained on other data, in batches of the same size.

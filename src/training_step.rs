@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use meganeura_autodiff::{Accumulation, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average, gradients};
-use meganeura_codegen::program::ALIGNMENT;
+use meganeura_autodiff::{
+    Accumulation, OptimizerError, clip_by_global_norm, ema_inputs, ema_value, exponential_moving_average, gradients,
+};
+use meganeura_codegen::program::Memory;
 use meganeura_codegen::{CompileError, CompileOptions, Program};
 use meganeura_ir::{Graph, NodeId, Op, ParameterId};
 use meganeura_runtime::Device;
@@ -52,23 +54,31 @@ impl StepGraphs {
     /// Compiles the graphs, into programs that take at most `memory` bytes together.
     pub fn compile(self, device: &Device, memory: Option<u64>) -> Result<StepPrograms, Error> {
         let StepGraphs { update, accumulate, diagnosis } = self;
-        // Both programs share the parameters; each may take half of the rest.
-        let shared: u64 = match accumulate {
-            None => memory.unwrap_or(0),
-            Some(_) => update.parameters().iter().map(|p| (p.ty.device_bytes() as u64).next_multiple_of(ALIGNMENT)).sum(),
+        let compile = |graph: &Graph, memory_limit: Option<u64>| {
+            compile_with(graph.clone(), device, &CompileOptions { memory_limit, ..CompileOptions::default() })
         };
-        let options =
-            CompileOptions { memory_limit: memory.map(|limit| limit.midpoint(shared.min(limit))), ..CompileOptions::default() };
-        let compile = |graph| {
-            compile_with(graph, device, &options).map_err(|error| match error {
-                Error::Compile(CompileError::MemoryLimit { limit, reachable }) if limit != memory.unwrap_or(limit) => {
-                    let limit = memory.unwrap_or(limit);
-                    Error::Compile(CompileError::MemoryLimit { limit, reachable: (2 * reachable).saturating_sub(shared) })
-                }
-                error => error,
-            })
+        let (Some(graph), Some(limit)) = (&accumulate, memory) else {
+            let accumulate = accumulate.map(|graph| compile(&graph, None)).transpose()?;
+            return Ok(StepPrograms { update: compile(&update, memory)?, accumulate, diagnosis });
         };
-        Ok(StepPrograms { update: compile(update)?, accumulate: accumulate.map(compile).transpose()?, diagnosis })
+        // The programs share the parameters. The one that updates them gives way first.
+        let own = |program: &Program| {
+            let Memory { parameters, optimizer, .. } = &program.memory;
+            program.memory.total() - parameters.iter().chain(optimizer).sum::<u64>()
+        };
+        let whole = compile(graph, None)?;
+        let smallest = match compile(&update, Some(limit.saturating_sub(own(&whole)))) {
+            Ok(update) => return Ok(StepPrograms { update, accumulate: Some(whole), diagnosis }),
+            Err(Error::Compile(CompileError::MemoryLimit { reachable, .. })) => reachable,
+            Err(error) => return Err(error),
+        };
+        let update = compile(&update, Some(smallest))?;
+        match compile(graph, Some(limit.saturating_sub(own(&update)))) {
+            Err(Error::Compile(CompileError::MemoryLimit { reachable, .. })) => {
+                Err(CompileError::MemoryLimit { limit, reachable: reachable + own(&update) }.into())
+            }
+            accumulate => Ok(StepPrograms { update, accumulate: Some(accumulate?), diagnosis }),
+        }
     }
 }
 
@@ -129,6 +139,13 @@ impl Updates<'_> {
         });
         let diagnosis = Diagnosis { graph: bare, backward, roots };
         Ok(StepGraphs { update: graph, accumulate: accumulate.transpose()?, diagnosis })
+    }
+
+    /// The values of [`Updates::inputs`], in its order.
+    pub fn values(&self, schedule: &Schedule, step: u64) -> impl Iterator<Item = f32> {
+        let groups = self.groups.iter();
+        let values = groups.flat_map(move |g| g.optimizer.group_values(step, schedule.learning_rate_of(g.learning_rate, step)));
+        values.chain(self.ema.map(|decay| ema_value(step, decay)))
     }
 
     /// The scalar inputs of a step, which counts from 1.

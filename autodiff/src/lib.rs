@@ -38,6 +38,7 @@ mod testing;
 
 pub use losses::{Loss, LossError, TargetType};
 pub use optimizers::{
-    Accumulation, Clipped, EMA_PREFIX, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs, exponential_moving_average,
+    Accumulation, Clipped, EMA_PREFIX, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs, ema_value,
+    exponential_moving_average,
 };
 pub use reverse::{AutodiffError, gradients, vjp};

@@ -8,7 +8,7 @@ mod tests;
 
 use meganeura_ir::{DType, Graph, GraphError, NodeId, ParameterId, ParameterInfo, TensorType};
 
-pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, exponential_moving_average};
+pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, ema_value, exponential_moving_average};
 pub use clipping::{Clipped, clip_by_global_norm};
 use rules::Weight;
 
@@ -153,35 +153,41 @@ impl Optimizer {
 
     /// As [`Optimizer::step_inputs`], for the group of that number.
     pub fn group_inputs(&self, group: usize, step: u64, learning_rate: f64) -> Vec<(String, f32)> {
+        self.inputs(step, learning_rate).map(|(name, value)| (input_name(name, group), value)).collect()
+    }
+
+    /// The values of [`Optimizer::group_inputs`], in its order, without memory for their names.
+    pub fn group_values(&self, step: u64, learning_rate: f64) -> impl Iterator<Item = f32> + '_ {
+        self.inputs(step, learning_rate).map(|(_, value)| value)
+    }
+
+    fn inputs(&self, step: u64, learning_rate: f64) -> impl Iterator<Item = (&'static str, f32)> + '_ {
         let t = step.max(1) as f64;
         let bias_correction = |beta: f64| 1.0 - beta.powf(t);
         let shrink = (input::SHRINK, 1.0 - learning_rate * self.weight_decay());
-        let adam = |beta1, beta2: f64| {
-            vec![
-                (input::STEP_SIZE, learning_rate / bias_correction(beta1)),
-                (input::BIAS_CORRECTION, bias_correction(beta2).sqrt()),
-            ]
-        };
-        let values: Vec<(&'static str, f64)> = match *self {
-            Optimizer::Sgd { dampening, .. } => vec![
-                (input::LEARNING_RATE, learning_rate),
-                (input::GRADIENT_WEIGHT, if step <= 1 { 1.0 } else { 1.0 - dampening }),
+        let step_size = |beta1| (input::STEP_SIZE, learning_rate / bias_correction(beta1));
+        let correction = |beta2| (input::BIAS_CORRECTION, bias_correction(beta2).sqrt());
+        let plain = (input::LEARNING_RATE, learning_rate);
+        let values: [Option<(&'static str, f64)>; 3] = match *self {
+            Optimizer::Sgd { dampening, .. } => {
+                let weight = (input::GRADIENT_WEIGHT, if step <= 1 { 1.0 } else { 1.0 - dampening });
+                [Some(plain), Some(weight), None]
+            }
+            Optimizer::Adam { beta1, beta2, .. } => [Some(step_size(beta1)), Some(correction(beta2)), None],
+            Optimizer::AdamW { beta1, beta2, .. } => [Some(step_size(beta1)), Some(correction(beta2)), Some(shrink)],
+            Optimizer::Lion { .. } => [Some(plain), Some(shrink), None],
+            Optimizer::Adafactor { beta2_decay, .. } => [
+                Some((input::RELATIVE_STEP, learning_rate.min(t.sqrt().recip()))),
+                Some((input::VARIANCE_WEIGHT, t.powf(beta2_decay))),
+                Some(shrink),
             ],
-            Optimizer::Adam { beta1, beta2, .. } => adam(beta1, beta2),
-            Optimizer::AdamW { beta1, beta2, .. } => [adam(beta1, beta2), vec![shrink]].concat(),
-            Optimizer::Lion { .. } => vec![(input::LEARNING_RATE, learning_rate), shrink],
-            Optimizer::Adafactor { beta2_decay, .. } => vec![
-                (input::RELATIVE_STEP, learning_rate.min(t.sqrt().recip())),
-                (input::VARIANCE_WEIGHT, t.powf(beta2_decay)),
-                shrink,
-            ],
-            Optimizer::RmsProp { .. } => vec![(input::LEARNING_RATE, learning_rate)],
+            Optimizer::RmsProp { .. } => [Some(plain), None, None],
             Optimizer::Adagrad { learning_rate_decay, .. } => {
-                vec![(input::LEARNING_RATE, learning_rate / (1.0 + (t - 1.0) * learning_rate_decay))]
+                [Some((input::LEARNING_RATE, learning_rate / (1.0 + (t - 1.0) * learning_rate_decay))), None, None]
             }
         };
-        let used = values.into_iter().filter(|(name, _)| self.reads(name));
-        used.map(|(name, value)| (input_name(name, group), value as f32)).collect()
+        let used = values.into_iter().flatten().filter(|(name, _)| self.reads(name));
+        used.map(|(name, value)| (name, value as f32))
     }
 
     /// Whether the updates have an input that only some attributes need.

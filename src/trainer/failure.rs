@@ -62,8 +62,8 @@ impl Trainer {
     /// What was not finite in a step: its data, else a parameter that it changes, else the first of the values that were computed.
     fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
         let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
-        let (_, rows) = self.rows(step);
-        for sample in rows {
+        let rows = self.rows(step);
+        for sample in self.order.1[rows].to_vec() {
             let inputs = self.feed.batch(&[sample])?;
             if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
                 return Ok(Some(NonFinite::Data { name, sample }));
@@ -72,14 +72,16 @@ impl Trainer {
         let mut infinite = Vec::new();
         for id in (0..self.parameters.len() as u32).map(ParameterId) {
             if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                if self.changed.contains(&name) {
+                // A mask may be infinite from the start.
+                if self.changed.contains(&name) && self.kept.tensors.get(&name).is_none_or(finite) {
                     return Ok(Some(NonFinite::Parameter { name }));
                 }
                 infinite.push(id);
             }
         }
         for batch in 0..self.options.accumulate {
-            let inputs = self.inputs(step, batch)?;
+            self.prepare(step, batch)?;
+            let inputs = self.inputs.named();
             if let Some(bad) = self.diagnosis.find(&self.session, &inputs, &infinite)? {
                 return Ok(Some(NonFinite::Tensor(bad.into())));
             }
