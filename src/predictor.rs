@@ -40,8 +40,12 @@ impl Predictor {
 
 /// The program of a graph for a device.
 pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Error> {
+    compile_with(graph, device, &CompileOptions::default())
+}
+
+pub(crate) fn compile_with(graph: Graph, device: &Device, options: &CompileOptions) -> Result<Arc<Program>, Error> {
     let verified = graph.verify()?;
-    let compiled = meganeura_codegen::compile(&verified, device.profile(), &CompileOptions::default())?;
+    let compiled = meganeura_codegen::compile(&verified, device.profile(), options)?;
     Ok(Arc::new(compiled.program))
 }
 

@@ -13,6 +13,7 @@ use crate::data::{RecordCache, Samples, TARGET_INPUT};
 use crate::error::Error;
 use crate::objective::Forward;
 use crate::predictor::{by_name, compile};
+use crate::step_inputs::StepInputs;
 
 /// Whether the values of a frozen prefix are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +154,8 @@ struct CachedPrefix {
     samples: Samples,
     batch: usize,
     cache: RecordCache,
+    /// Of one sample, on the way.
+    record: Vec<u8>,
     description: FrozenPrefix,
 }
 
@@ -178,7 +181,7 @@ impl Feed {
             let cache = RecordCache::new(samples.count(), bytes_per_sample, memory).map_err(Error::Cache)?;
             let bytes_in_file = cache.bytes_in_file();
             let description = FrozenPrefix { operations, tensors, bytes_per_sample, bytes_in_file };
-            Ok::<_, Error>(CachedPrefix { session, samples: own, batch, cache, description })
+            Ok::<_, Error>(CachedPrefix { session, samples: own, batch, cache, record: Vec::new(), description })
         });
         Ok(Feed { prefix: prefix.transpose()?, samples: feed(reads) })
     }
@@ -205,7 +208,38 @@ impl Feed {
     }
 }
 
+impl Feed {
+    /// As [`Feed::batch`], over the tensors of `inputs`.
+    ///
+    /// # Errors
+    /// As [`Feed::batch`].
+    pub fn write_batch(&mut self, rows: &[usize], inputs: &mut StepInputs) -> Result<(), Error> {
+        self.samples.write_batch(rows, inputs);
+        match &mut self.prefix {
+            Some(prefix) => prefix.compute(rows).and_then(|()| prefix.write(rows, inputs)),
+            None => Ok(()),
+        }
+    }
+}
+
 impl CachedPrefix {
+    /// As [`CachedPrefix::gather`], over the tensors of `inputs`.
+    fn write(&mut self, rows: &[usize], inputs: &mut StepInputs) -> Result<(), Error> {
+        for (position, &row) in rows.iter().enumerate() {
+            self.record.clear();
+            self.cache.read(row, &mut self.record).map_err(Error::Cache)?;
+            let mut rest = self.record.as_slice();
+            for output in &self.session.program().outputs {
+                let (part, after) = rest.split_at(output.ty.bytes() / self.batch);
+                rest = after;
+                if let Some(tensor) = inputs.get_mut(&output.name) {
+                    tensor.bytes_mut()[position * part.len()..][..part.len()].copy_from_slice(part);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Computes the samples among `rows` that are not there yet.
     fn compute(&mut self, rows: &[usize]) -> Result<(), Error> {
         let missing: BTreeSet<usize> = rows.iter().copied().filter(|&row| !self.cache.contains(row)).collect();

@@ -1,27 +1,35 @@
 //! [`Trainer`]: fine-tunes a model on a device.
 
-use std::collections::{BTreeMap, HashMap};
+mod failure;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use glob::Pattern;
 use meganeura_autodiff::{EMA_PREFIX, LossScale, Optimizer};
+use meganeura_codegen::program::Memory;
 use meganeura_import::{Bindings, Dim, ModelInput};
 use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
-use crate::data::{Dataset, Samples, epoch_order};
-use crate::error::{Error, NonFinite};
+use crate::data::{Dataset, Samples, epoch_order, write_epoch_order};
+use crate::diagnosis::Diagnosis;
+use crate::error::Error;
 use crate::evaluator::{Evaluation, Evaluator};
 use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
+use crate::guard::STOPPED;
 use crate::lora::{self, Adapter, LoraOptions, new_adapters};
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
-use crate::predictor::{by_name, compile, place_weights, random_input};
+use crate::predictor::place_weights;
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, Schedule};
+use crate::step_inputs::StepInputs;
 use crate::training_step::Updates;
+use failure::Kept;
 
 /// Samples per batch where neither the caller nor the model says.
 const DEFAULT_BATCH: usize = 32;
@@ -72,6 +80,9 @@ pub struct TrainOptions {
     pub seed: u64,
     /// Whether what training cannot change is computed once per sample, where it is needed more than once.
     pub cache: PrefixCache,
+    /// The most device memory that the programs of a step may take, in bytes. To fit, they compute values again that they would otherwise keep
+    /// for the backward pass. The evaluation and a frozen prefix take theirs beside.
+    pub recompute: Option<u64>,
     /// Sizes that the data does not decide, and the phase of the training steps. Evaluation is always in inference.
     pub bindings: Bindings,
 }
@@ -98,6 +109,7 @@ impl TrainOptions {
             lora: Vec::new(),
             seed: 0,
             cache: PrefixCache::default(),
+            recompute: None,
             bindings: Bindings::default(),
         }
     }
@@ -119,6 +131,15 @@ pub struct StepReport {
     pub skipped: bool,
 }
 
+/// What the outputs of a step say.
+struct Outcome {
+    loss: f64,
+    /// It changed nothing because it is not finite, and nor do the steps after it.
+    stopped: bool,
+    loss_scale: Option<f64>,
+    skipped: bool,
+}
+
 /// Steps in a row without finite gradients after which no scale of the loss can help.
 const MAX_SKIPPED: u64 = 100;
 
@@ -132,6 +153,14 @@ pub struct Trainer {
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
     feed: Feed,
+    /// Of the batch that was prepared last.
+    inputs: StepInputs,
+    /// Which inputs are the scalars of the updates.
+    scalars: Vec<Option<usize>>,
+    /// Of the step that was waited for last.
+    outputs: Vec<Tensor>,
+    diagnosis: Diagnosis,
+    kept: Kept,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
     batch: usize,
@@ -141,6 +170,8 @@ pub struct Trainer {
     trained: Vec<String>,
     /// As they were before the first step.
     adapters: Vec<Adapter>,
+    /// Names of the parameters that a step changes, optimiser state included.
+    changed: BTreeSet<String>,
     reads_logits: bool,
     /// Steps that were completed.
     step: u64,
@@ -181,24 +212,29 @@ impl Trainer {
         let reads_logits = forward.softmax.is_some();
         let graphs = updates(&groups, &options).build(forward)?;
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
-        let program = compile(graphs.update, device)?;
+        let programs = graphs.compile(device, options.recompute)?;
+        let program = programs.update;
+        let changed: BTreeSet<String> = program.parameters.iter().filter(|p| p.updated).map(|p| p.name.clone()).collect();
+        let outputs = program.outputs.iter().map(|output| Tensor::zeros(output.ty.clone())).collect();
         let store = place_weights(model, &adapters, device, &program)?;
-        let mut session = Session::new(device, program, &store)?;
-        for (name, value) in options.loss_scale.iter().flat_map(LossScale::initial_state) {
-            if let Some(index) = parameters.iter().position(|p| p.name == name) {
-                session.write_parameter(ParameterId(index as u32), &Tensor::scalar_f32(value))?;
-            }
-        }
-        let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
-        let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
+        let session = Session::new(device, program, &store)?;
+        let accumulating = programs.accumulate.map(|program| session.beside(program)).transpose()?;
         let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
+        let inputs = StepInputs::new(session.program());
+        let scalars = updates(&groups, &options).inputs(&schedule, 1)?;
+        let scalars = scalars.iter().map(|(name, _)| inputs.position(name)).collect();
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             store,
             session,
             accumulating,
             feed,
+            inputs,
+            scalars,
+            outputs,
+            diagnosis: programs.diagnosis,
+            kept: Kept::default(),
             batch,
             schedule,
             parameters,
@@ -206,16 +242,35 @@ impl Trainer {
             adapters,
             groups,
             reads_logits,
+            changed,
             step: 0,
             skipped: 0,
             order,
             options,
-        })
+        };
+        let kept: Vec<ParameterId> = trainer.ids(|p| p.role != ParameterRole::Optimizer && trainer.changed.contains(&p.name));
+        trainer.kept.tensors = trainer.read_ids(&kept)?;
+        for (name, value) in trainer.options.loss_scale.iter().flat_map(LossScale::initial_state) {
+            let tensor = Tensor::scalar_f32(value);
+            for id in trainer.ids(|p| p.name == name) {
+                trainer.session.write_parameter(id, &tensor)?;
+            }
+            trainer.kept.tensors.insert(name.to_owned(), tensor);
+        }
+        Ok(trainer)
     }
 
     /// Samples per step.
     pub fn batch(&self) -> usize {
         self.batch * self.options.accumulate
+    }
+
+    /// Bytes of device memory that the programs of a step take.
+    pub fn memory(&self) -> u64 {
+        let total = |session: &Session| session.program().memory.total();
+        let Memory { parameters, optimizer, .. } = &self.session.program().memory;
+        let shared = parameters.iter().chain(optimizer).sum::<u64>();
+        total(&self.session) + self.accumulating.as_ref().map_or(0, |session| total(session) - shared)
     }
 
     /// The weights that train, by learning rate and weight decay.
@@ -267,7 +322,9 @@ impl Trainer {
     /// before it.
     ///
     /// # Errors
-    /// The device fails, a loss is not finite ([`Error::NonFiniteLoss`]), or `on_step` fails.
+    /// The device fails, `on_step` fails, or a loss or a gradient is not finite: [`Error::NonFiniteLoss`] and
+    /// [`Error::NonFiniteGradients`] name the first tensor that is not. The weights are then those before that step. Where the loss is scaled,
+    /// such gradients end the run only after many steps in a row.
     pub fn train_to<E: From<Error>>(
         &mut self,
         last: u64,
@@ -276,91 +333,88 @@ impl Trainer {
         let mut submitted = self.step;
         let mut in_flight: Option<(Ticket, StepReport)> = None;
         loop {
-            let next = if submitted < last {
+            // A step that may be the last of too many is waited for.
+            let ahead = in_flight.is_none() || self.skipped + 1 < MAX_SKIPPED;
+            let next = if submitted < last && ahead {
                 submitted += 1;
                 Some(self.submit(submitted)?)
             } else {
                 None
             };
-            let exhausted = next.is_none();
             if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
-                self.finish(ticket, &mut report)?;
-                if !report.loss.is_finite() {
-                    let bad = self.first_non_finite(report.step)?;
-                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
-                }
-                self.step = report.step;
-                self.skipped = if report.skipped { self.skipped + 1 } else { 0 };
-                if self.skipped >= MAX_SKIPPED {
-                    let (step, steps) = (report.step, self.skipped);
-                    return Err(Error::NonFiniteGradients { step, steps, scale: report.loss_scale.unwrap_or(1.0) }.into());
-                }
+                self.complete(ticket, &mut report)?;
                 on_step(&report)?;
             }
-            if exhausted && in_flight.is_none() {
+            if in_flight.is_none() && submitted >= last {
                 return Ok(());
             }
         }
     }
 
-    /// What was not finite in a step: its data, else a parameter.
-    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
-        let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
-        let (_, rows) = self.rows(step);
-        for sample in rows {
-            let inputs = self.feed.batch(&[sample])?;
-            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Data { name, sample }));
-            }
-        }
-        for id in (0..self.parameters.len() as u32).map(ParameterId) {
-            if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Parameter { name }));
-            }
-        }
-        Ok(None)
-    }
-
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
-        let learning_rate = self.schedule.learning_rate(step);
-        let (epoch, rows) = self.rows(step);
-        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
-        let scalars: Vec<(String, Tensor)> = scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect();
-        let (before, last) = rows.split_at(rows.len() - self.batch);
-        // Each batch draws its own random numbers.
-        let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        for (rows, draw) in before.chunks(self.batch).zip(draws..) {
-            let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
+        let last = self.options.accumulate - 1;
+        for batch in 0..last {
+            self.prepare(step, batch)?;
             if let Some(accumulating) = &mut self.accumulating {
-                inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
-                let _unread = accumulating.submit(&by_name(&inputs))?;
+                let _unread = accumulating.submit_ordered(self.inputs.tensors())?;
             }
         }
-        let mut inputs = [self.feed.batch(last)?, scalars].concat();
-        let draw = draws + before.len() as u64 / self.batch as u64;
-        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
-        let ticket = self.session.submit(&by_name(&inputs))?;
+        self.prepare(step, last)?;
+        let ticket = self.session.submit_ordered(self.inputs.tensors())?;
+        let (epoch, learning_rate) = ((step - 1) / self.steps_per_epoch(), self.schedule.learning_rate(step));
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate, loss_scale: None, skipped: false }))
     }
 
-    /// Waits for a step, and reports what came of it.
-    fn finish(&mut self, ticket: Ticket, report: &mut StepReport) -> Result<(), Error> {
-        let outputs = self.session.wait(ticket)?;
-        let scalar = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64);
-        report.loss = scalar(0).unwrap_or(f64::NAN);
-        report.loss_scale = scalar(1);
-        report.skipped = scalar(2) == Some(0.0);
+    /// Writes the inputs of one of the batches of a step.
+    fn prepare(&mut self, step: u64, batch: usize) -> Result<(), Error> {
+        let rows = self.rows(step);
+        let rows = &self.order.1[rows][batch * self.batch..][..self.batch];
+        self.feed.write_batch(rows, &mut self.inputs)?;
+        let values = updates(&self.groups, &self.options);
+        for (position, value) in self.scalars.iter().zip(values.values(&self.schedule, step)) {
+            position.iter().for_each(|&position| self.inputs.set_scalar(position, value));
+        }
+        // Each batch draws its own random numbers.
+        let draw = (step - 1) * self.options.accumulate as u64 + 1 + batch as u64;
+        self.inputs.set_random_key(self.options.seed, draw);
         Ok(())
     }
 
-    /// The epoch of a step, and its samples.
-    fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
+    /// Waits for a step, and reports what came of it.
+    fn complete(&mut self, ticket: Ticket, report: &mut StepReport) -> Result<(), Error> {
+        let Outcome { loss, stopped, loss_scale, skipped } = self.outcome(ticket)?;
+        if stopped || !loss.is_finite() {
+            return Err(self.explain(report.step, loss)?);
+        }
+        (report.loss, report.loss_scale, report.skipped) = (loss, loss_scale, skipped);
+        self.step = report.step;
+        self.skipped = if skipped { self.skipped + 1 } else { 0 };
+        match loss_scale {
+            Some(scale) if self.skipped >= MAX_SKIPPED => Err(self.explain_skips(report.step, scale)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn outcome(&mut self, ticket: Ticket) -> Result<Outcome, Error> {
+        self.session.wait_into(ticket, &mut self.outputs)?;
+        let scalar = |index: usize| self.outputs.get(index).and_then(Tensor::scalar_f64);
+        Ok(Outcome {
+            loss: scalar(0).unwrap_or(f64::NAN),
+            stopped: scalar(1) != Some(0.0),
+            loss_scale: scalar(2),
+            skipped: scalar(3) == Some(0.0),
+        })
+    }
+
+    /// The samples of a step, as positions in the order of its epoch.
+    fn rows(&mut self, step: u64) -> Range<usize> {
         let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
         if self.order.0 != epoch {
-            self.order = (epoch, epoch_order(self.options.seed, epoch, self.feed.samples().count()));
+            write_epoch_order(self.options.seed, epoch, &mut self.order.1);
+            self.order.0 = epoch;
         }
         let start = position as usize * self.batch();
-        (epoch, self.order.1[start..start + self.batch()].to_vec())
+        start..start + self.batch()
     }
 
     /// An evaluation of the weights being trained on other data, in batches of the same size.
@@ -442,7 +496,10 @@ impl Trainer {
     /// # Errors
     /// The device fails.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, Error> {
-        Ok(Checkpoint { tensors: self.read(|_| true)?, progress: self.progress() })
+        let tensors = self.read(|p| p.name != STOPPED)?;
+        let changed = tensors.iter().filter(|(name, _)| self.changed.contains(*name));
+        self.kept = Kept { step: self.step, tensors: changed.map(|(name, tensor)| (name.clone(), tensor.clone())).collect() };
+        Ok(Checkpoint { tensors, progress: self.progress() })
     }
 
     fn progress(&self) -> Progress {
@@ -483,24 +540,26 @@ impl Trainer {
         if let Some((what, found, expected)) = same.into_iter().chain([adapter]).find(|(_, found, expected)| found != expected) {
             return Err(ResumeError::Mismatch { what, found, expected }.into());
         }
-        let mut values = Vec::with_capacity(self.parameters.len());
-        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters) {
+        for parameter in self.parameters.iter().filter(|p| p.name != STOPPED) {
             let name = parameter.name.clone();
             let tensor = checkpoint.tensors.get(&name).ok_or_else(|| ResumeError::MissingTensor { name: name.clone() })?;
             if *tensor.ty() != parameter.ty {
                 let (found, expected) = (tensor.ty().to_string(), parameter.ty.to_string());
                 return Err(ResumeError::TensorType { name, found, expected }.into());
             }
-            values.push((id, tensor));
         }
-        self.session.write_parameters(&values)?;
-        self.step = found.step;
+        let kept = Kept { step: found.step, tensors: checkpoint.tensors.clone() };
+        self.restore(&kept)?;
+        self.kept = kept;
         Ok(())
     }
 
     fn read(&mut self, wanted: impl Fn(&ParameterInfo) -> bool) -> Result<BTreeMap<String, Tensor>, Error> {
-        let ids = (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id);
-        self.read_ids(&ids.collect::<Vec<_>>())
+        self.read_ids(&self.ids(wanted))
+    }
+
+    fn ids(&self, wanted: impl Fn(&ParameterInfo) -> bool) -> Vec<ParameterId> {
+        (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id).collect()
     }
 
     fn read_ids(&mut self, ids: &[ParameterId]) -> Result<BTreeMap<String, Tensor>, Error> {

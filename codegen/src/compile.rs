@@ -8,8 +8,9 @@ use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
 use crate::fuse::{Group, fuse};
 use crate::kernels::{Emitted, copy, emit};
 use crate::order::order;
-use crate::plan::{bind, layout, place_barriers};
-use crate::program::{Access, Dispatch, Kernel, Program};
+use crate::plan::{layout, place_barriers};
+use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
+use crate::recompute::Sequence;
 use crate::saturate::{Limits, Report, SaturateError, saturate};
 use crate::{DeviceProfile, wgsl};
 
@@ -17,11 +18,13 @@ use crate::{DeviceProfile, wgsl};
 pub struct CompileOptions {
     /// Limits of equality saturation; `None` leaves the graph as it is.
     pub saturate: Option<Limits>,
+    /// The most device memory that the program may take, in bytes. To fit, it computes values again instead of keeping them.
+    pub memory_limit: Option<u64>,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        CompileOptions { saturate: Some(Limits::default()) }
+        CompileOptions { saturate: Some(Limits::default()), memory_limit: None }
     }
 }
 
@@ -36,6 +39,12 @@ pub enum CompileError {
     TensorTooLarge { ty: TensorType, limit: u64 },
     #[error("a parameter is updated to the value of parameter {name:?}, which the same run updates")]
     UpdateFromUpdated { name: String },
+    #[error(
+        "the program does not fit {} MiB of device memory; the smallest that it can do with is {} MiB",
+        limit >> 20,
+        reachable.div_ceil(1 << 20)
+    )]
+    MemoryLimit { limit: u64, reachable: u64 },
     #[error("the kernel `{label}` is not valid WGSL, which is a bug: {message}\n{wgsl}")]
     InvalidShader { label: String, message: String, wgsl: String },
     #[error("the kernel `{label}` needs {needed} {what}, the device offers {limit}")]
@@ -60,8 +69,24 @@ pub struct CompileReport {
     pub kernels: usize,
     pub dispatches: usize,
     pub barriers: usize,
-    /// Device bytes.
-    pub memory: u64,
+    /// Dispatches that compute again what was dropped to save memory.
+    pub recomputed: usize,
+    /// Device bytes of each buffer of each space.
+    pub memory: Memory,
+    /// The most bytes of intermediate results in use at one dispatch: no placement takes less.
+    pub bound: u64,
+}
+
+impl CompileReport {
+    /// Bytes of each space.
+    pub fn spaces(&self) -> impl Iterator<Item = (Space, u64)> + '_ {
+        Space::ALL.into_iter().map(|space| (space, self.memory.space(space).iter().sum()))
+    }
+
+    /// Bytes that intermediate results take.
+    pub fn activations(&self) -> u64 {
+        self.memory.scratch.iter().sum()
+    }
 }
 
 impl fmt::Display for CompileReport {
@@ -70,14 +95,18 @@ impl fmt::Display for CompileReport {
         if let Some(report) = &self.saturation {
             writeln!(f, "{report}")?;
         }
+        let (dispatches, kernels, phases) = (self.dispatches, self.kernels, self.barriers + 1);
         writeln!(
             f,
-            "{} dispatches of {} kernels in {} barrier groups, {:.1} MiB on the device",
-            self.dispatches,
-            self.kernels,
-            self.barriers + 1,
-            self.memory as f64 / f64::from(1 << 20)
-        )
+            "{dispatches} dispatches of {kernels} kernels in {phases} barrier groups, {} computed again",
+            self.recomputed
+        )?;
+        for (space, bytes) in self.spaces() {
+            writeln!(f, "{:<12}{bytes:>14} bytes", space.name())?;
+        }
+        let (bound, ratio) = (self.bound, self.activations() as f64 / self.bound.max(1) as f64);
+        writeln!(f, "{:<12}{:>14} bytes on the device", "peak", self.memory.total())?;
+        writeln!(f, "at most {bound} bytes of intermediate results are in use at once; their space is {ratio:.3} times that")
     }
 }
 
@@ -94,23 +123,25 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     };
     let saturated_nodes = graph.live().len();
     let groups = order(&graph, fuse(&graph, profile));
-    let mut layout = layout(&graph, &groups, profile)?;
+    let layout = layout(&graph, &groups, profile)?;
     let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
     let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();
+    let sequence = Sequence { graph: &graph, groups: &groups, emitted: &emitted, layout: &layout, profile };
+    let (mut schedule, placement) = sequence.fit(options.memory_limit)?;
+    let recomputed = schedule.len() - groups.len();
+    let mut regions = placement.regions;
     for copy_of in &layout.copies {
+        let source = layout.home.get(&copy_of.from).or_else(|| placement.copied.get(&copy_of.from));
+        regions.push(source.into_iter().chain([&copy_of.to]).copied().collect());
+        schedule.push(emitted.len());
         labels.push("copy".into());
         emitted.push(copy(&graph, copy_of.from, profile));
-    }
-    let mut regions = bind(&graph, &emitted[..groups.len()], &mut layout, profile);
-    for copy_of in &layout.copies {
-        let source = layout.home.get(&copy_of.from).copied();
-        regions.push(source.into_iter().chain([copy_of.to]).collect());
     }
 
     let mut kernels: Vec<Kernel> = Vec::new();
     let mut by_text: HashMap<String, usize> = HashMap::new();
-    let mut dispatches = Vec::new();
-    for ((kernel, regions), label) in emitted.iter().zip(regions).zip(labels) {
+    let mut indices = Vec::with_capacity(emitted.len());
+    for (kernel, label) in emitted.iter().zip(labels) {
         let text = wgsl::print(&kernel.body);
         let index = match by_text.get(&text) {
             Some(&index) => index,
@@ -122,13 +153,18 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
                 kernels.len() - 1
             }
         };
-        dispatches.push(Dispatch { kernel: index, regions, workgroups: kernel.workgroups, barrier: false });
+        indices.push(index);
     }
+    let dispatch = |(&step, regions): (&usize, Vec<Region>)| {
+        let workgroups = emitted[step].workgroups;
+        Dispatch { kernel: indices[step], regions, workgroups, barrier: false }
+    };
+    let mut dispatches: Vec<Dispatch> = schedule.iter().zip(regions).map(dispatch).collect();
     place_barriers(&mut dispatches, |kernel| kernels[kernel].access.clone());
     let program = Program {
         kernels,
         dispatches,
-        memory: layout.memory,
+        memory: Memory { scratch: placement.scratch, ..layout.memory },
         inputs: layout.inputs,
         outputs: layout.outputs,
         parameters: layout.parameters,
@@ -141,7 +177,9 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         kernels: program.kernels.len(),
         dispatches: program.dispatches.len(),
         barriers: program.dispatches.iter().filter(|d| d.barrier).count(),
-        memory: program.memory.total(),
+        memory: program.memory.clone(),
+        bound: placement.live,
+        recomputed,
     };
     Ok(Compiled { program, report })
 }

@@ -25,6 +25,15 @@ pub enum Bound {
     },
 }
 
+impl Bound {
+    /// The value that the buffer holds after the kernel.
+    pub fn node(self) -> NodeId {
+        match self {
+            Bound::Read(node) | Bound::Write(node) | Bound::InPlace { node, .. } => node,
+        }
+    }
+}
+
 /// A kernel before its text.
 #[derive(Clone, Debug)]
 pub struct Emitted {

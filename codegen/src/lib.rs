@@ -7,10 +7,13 @@ mod eval;
 mod fuse;
 mod index;
 mod kernels;
+mod liveness;
 mod order;
+mod pack;
 mod plan;
 pub mod profile;
 pub mod program;
+mod recompute;
 pub mod saturate;
 mod wgsl;
 

@@ -6,7 +6,9 @@ use meganeura_ir::{Graph, NodeId, Op, ParameterRole};
 
 use crate::eval::device_words;
 use crate::fuse::{Group, Place, in_memory};
-use crate::kernels::{Bound, Emitted};
+use crate::kernels::Emitted;
+use crate::liveness::Liveness;
+use crate::pack::pack;
 use crate::program::{ALIGNMENT, Access, Binding, ConstantData, Dispatch, Memory, ParameterBinding, Region, Space};
 use crate::{CompileError, DeviceProfile};
 
@@ -30,67 +32,6 @@ impl Arena {
                 Region { space, buffer: self.buffers.len() as u32 - 1, offset: 0, size }
             }
         }
-    }
-}
-
-/// Allocation with reuse: free ranges of buffers of limited size, first fit.
-#[derive(Default)]
-struct Pool {
-    /// Per buffer: its size so far, and its free ranges by offset.
-    buffers: Vec<(u64, BTreeMap<u64, u64>)>,
-}
-
-impl Pool {
-    fn place(&mut self, size: u64, limit: u64) -> Region {
-        let aligned = size.next_multiple_of(ALIGNMENT);
-        let region = |buffer: usize, offset| Region { space: Space::Scratch, buffer: buffer as u32, offset, size };
-        // Best fit keeps large holes for large tensors.
-        let best = self
-            .buffers
-            .iter()
-            .enumerate()
-            .flat_map(|(b, (_, free))| free.iter().map(move |(&offset, &length)| (length, b, offset)))
-            .filter(|(length, ..)| *length >= aligned)
-            .min();
-        if let Some((length, b, offset)) = best {
-            let free = &mut self.buffers[b].1;
-            free.remove(&offset);
-            if length > aligned {
-                free.insert(offset + aligned, length - aligned);
-            }
-            return region(b, offset);
-        }
-        for (b, (end, free)) in self.buffers.iter_mut().enumerate() {
-            // A hole at the end grows.
-            let (offset, hole) = match free.last_key_value() {
-                Some((&o, &l)) if o + l == *end => (o, l),
-                _ => (*end, 0),
-            };
-            if offset + aligned <= limit {
-                if hole > 0 {
-                    free.remove(&offset);
-                }
-                *end = offset + aligned;
-                return region(b, offset);
-            }
-        }
-        self.buffers.push((aligned, BTreeMap::new()));
-        region(self.buffers.len() - 1, 0)
-    }
-
-    fn free(&mut self, region: Region) {
-        let free = &mut self.buffers[region.buffer as usize].1;
-        let (mut offset, mut length) = (region.offset, region.size.next_multiple_of(ALIGNMENT));
-        if let Some((&before, &l)) = free.range(..offset).next_back()
-            && before + l == offset
-        {
-            free.remove(&before);
-            (offset, length) = (before, length + l);
-        }
-        if let Some(l) = free.remove(&(offset + length)) {
-            length += l;
-        }
-        free.insert(offset, length);
     }
 }
 
@@ -241,50 +182,34 @@ fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> 
     same_size && stored_in_order && group.elementwise.contains(&parameter)
 }
 
-/// Places intermediate results, with reuse, and binds every kernel's buffers. `emitted` is in execution order.
-pub fn bind(graph: &Graph, emitted: &[Emitted], layout: &mut Layout, profile: &DeviceProfile) -> Vec<Vec<Region>> {
-    let mut last_read: HashMap<NodeId, usize> = HashMap::new();
-    for (step, kernel) in emitted.iter().enumerate() {
-        for bound in &kernel.bound {
-            if let Bound::Read(node) = bound {
-                last_read.insert(*node, step);
-            }
-        }
-    }
-    // Copies run after everything else.
-    for copy in &layout.copies {
-        last_read.insert(copy.from, usize::MAX);
-    }
-    let mut pool = Pool::default();
-    let mut regions = Vec::new();
-    for (step, kernel) in emitted.iter().enumerate() {
-        for bound in &kernel.bound {
-            if let Bound::Write(node) = bound
-                && !layout.home.contains_key(node)
-            {
-                let region = pool.place(graph.ty(*node).device_bytes() as u64, profile.max_binding_bytes);
-                layout.home.insert(*node, region);
-            }
-        }
-        regions.push(
-            kernel
-                .bound
-                .iter()
-                .map(|bound| match bound {
-                    Bound::Read(node) | Bound::Write(node) | Bound::InPlace { node, .. } => layout.home[node],
-                })
-                .collect(),
-        );
-        for bound in &kernel.bound {
-            let (Bound::Read(node) | Bound::Write(node) | Bound::InPlace { node, .. }) = bound;
-            let region = layout.home[node];
-            if region.space == Space::Scratch && last_read.get(node).is_none_or(|&last| last == step) {
-                pool.free(region);
-            }
-        }
-    }
-    layout.memory.scratch = pool.buffers.iter().map(|(size, _)| *size).collect();
-    regions
+/// Where intermediate results lie, and what that costs.
+pub struct Placement {
+    /// Per step of the schedule: the region of each buffer of its kernel.
+    pub regions: Vec<Vec<Region>>,
+    /// Bytes of the buffers of scratch memory.
+    pub scratch: Vec<u64>,
+    /// The most bytes of intermediate results in use at one step.
+    pub live: u64,
+    /// Where values lie that copies read after the last step.
+    pub copied: HashMap<NodeId, Region>,
+}
+
+/// Places intermediate results, with reuse, and binds every kernel's buffers. `schedule` indexes `emitted`, in execution order.
+pub fn bind(graph: &Graph, emitted: &[Emitted], schedule: &[usize], layout: &Layout, profile: &DeviceProfile) -> Placement {
+    let liveness = Liveness::new(graph, emitted, schedule, &layout.home, &layout.copies);
+    let live = liveness.peak();
+    let packing = pack(&liveness.lifetimes, live, profile.max_binding_bytes);
+    let place = |index: usize| {
+        let (buffer, offset) = packing.places[index];
+        Region { space: Space::Scratch, buffer: buffer as u32, offset, size: liveness.lifetimes[index].size }
+    };
+    let regions = schedule.iter().zip(&liveness.touched).map(|(&kernel, touched)| {
+        let bound = emitted[kernel].bound.iter().zip(touched);
+        bound.map(|(bound, lifetime)| lifetime.map_or_else(|| layout.home[&bound.node()], place)).collect()
+    });
+    let regions = regions.collect();
+    let copied = liveness.copied.iter().map(|(&node, &index)| (node, place(index))).collect();
+    Placement { regions, live, copied, scratch: packing.buffers }
 }
 
 /// Sets `barrier` exactly where a dispatch reads what an earlier one wrote, or writes what an earlier one read or wrote, since the last barrier.

@@ -68,6 +68,17 @@ pub enum Space {
 impl Space {
     pub const ALL: [Space; 6] =
         [Space::Parameters, Space::Optimizer, Space::Inputs, Space::Outputs, Space::Constants, Space::Scratch];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Space::Parameters => "parameters",
+            Space::Optimizer => "optimizer",
+            Space::Inputs => "inputs",
+            Space::Outputs => "outputs",
+            Space::Constants => "constants",
+            Space::Scratch => "scratch",
+        }
+    }
 }
 
 /// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is the tensor's device bytes (4 per element).

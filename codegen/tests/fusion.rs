@@ -19,7 +19,8 @@ fn built(build: impl FnOnce(&mut Graph) -> Result<(), GraphError>) -> Graph {
 
 fn compiled(graph: &Graph, profile: &DeviceProfile) -> Program {
     let verified = graph.clone().verify().expect("the graph is valid");
-    let program = compile(&verified, profile, &CompileOptions { saturate: None }).expect("the graph compiles").program;
+    let program =
+        compile(&verified, profile, &CompileOptions { saturate: None, memory_limit: None }).expect("the graph compiles").program;
     check(&program, profile);
     program
 }
@@ -263,7 +264,8 @@ fn tensors_spread_over_buffers_of_the_bindable_size() {
     let small = DeviceProfile { max_binding_bytes: 256, ..DeviceProfile::generic() };
     assert_eq!(compiled(&g, &small).memory.parameters, vec![256, 256]);
     let tiny = DeviceProfile { max_binding_bytes: 128, ..DeviceProfile::generic() };
-    let error = compile(&g.verify().expect("valid"), &tiny, &CompileOptions { saturate: None }).expect_err("too large");
+    let error = compile(&g.verify().expect("valid"), &tiny, &CompileOptions { saturate: None, memory_limit: None })
+        .expect_err("too large");
     assert!(matches!(error, CompileError::TensorTooLarge { .. }), "{error}");
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::typing::{TypeError, check_size, infer};
 use crate::{DType, InputId, Op, ParameterId, TensorType};
@@ -77,6 +78,9 @@ pub struct Graph {
     parameters: Vec<ParameterInfo>,
     outputs: Vec<OutputInfo>,
     updates: Vec<Update>,
+    /// Per node: what it was built for.
+    origins: Vec<Option<Arc<str>>>,
+    origin: Option<Arc<str>>,
 }
 
 /// Why a node, an output or an update cannot be added.
@@ -151,8 +155,19 @@ impl Graph {
         }
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node { op: key.0.clone(), operands: key.1.clone(), ty });
+        self.origins.push(self.origin.clone());
         self.interned.insert(key, id);
         id
+    }
+
+    /// Says what the nodes that are pushed from now on are built for: a name for messages. [`Graph::rewrite`] and [`Graph::split`] keep it.
+    pub fn set_origin(&mut self, origin: Option<Arc<str>>) {
+        self.origin = origin;
+    }
+
+    /// What the node was built for, at first.
+    pub fn origin(&self, node: NodeId) -> Option<&Arc<str>> {
+        self.origins.get(node.index())?.as_ref()
     }
 
     /// Names a node as a result of the graph.
@@ -269,6 +284,7 @@ impl Graph {
         let mut map: HashMap<NodeId, NodeId> = HashMap::new();
         for id in self.live() {
             let node = self.node(id);
+            out.origin = self.origin(id).cloned();
             let operands: Vec<NodeId> = node.operands.iter().map(|o| map[o]).collect();
             let new = match &node.op {
                 op if op.is_leaf() => out.push(op.clone(), &[]).map_err(E::from)?,
@@ -276,6 +292,7 @@ impl Graph {
             };
             map.insert(id, new);
         }
+        out.origin = None;
         for o in &self.outputs {
             out.output(o.name.clone(), map[&o.node]).map_err(E::from)?;
         }

@@ -29,7 +29,7 @@ pub use op::{
     ArgOp, BinaryOp, CompareOp, ConvDims, DotDims, InputId, Op, PadDim, ParameterId, Real, ReduceOp, ScatterOp, SliceDim,
     UnaryOp, WindowDims,
 };
-pub use random::{random_key, random_key_type};
+pub use random::{random_key, random_key_type, random_key_words};
 pub use samples::{SampleAxis, SampleDependence, sample_dependence};
 pub use shape::{MAX_RANK, Shape, TensorType};
 pub use split::{Cut, Split};

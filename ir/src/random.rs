@@ -31,8 +31,12 @@ pub fn random_key_type() -> TensorType {
 
 /// The key of a step of a run. Different pairs give different keys.
 pub fn random_key(seed: u64, step: u64) -> Tensor {
-    let words = [seed, seed >> 32, step, step >> 32].map(|word| i64::from(word as u32));
-    Tensor::from_i64(DType::U32, [4], &words)
+    Tensor::from_i64(DType::U32, [4], &random_key_words(seed, step).map(i64::from))
+}
+
+/// The elements of [`random_key`].
+pub fn random_key_words(seed: u64, step: u64) -> [u32; 4] {
+    [seed, seed >> 32, step, step >> 32].map(|word| word as u32)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! One program, ready to run.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -228,7 +229,9 @@ impl Session {
     }
 
     /// As [`Session::submit`], with the inputs in the program's order.
-    pub fn submit_ordered(&mut self, inputs: &[&Tensor]) -> Result<Ticket, SessionError> {
+    ///
+    /// Once both steps in flight have been used, neither this nor [`Session::wait_into`] allocates.
+    pub fn submit_ordered(&mut self, inputs: &[impl Borrow<Tensor>]) -> Result<Ticket, SessionError> {
         self.check_inputs(inputs)?;
         let ticket = Ticket { session: self.id, step: self.next_step };
         let slot = &mut self.slots[ticket.step as usize % SLOTS];
@@ -236,7 +239,7 @@ impl Session {
         slot.step = None;
         for (copy, tensor) in self.inputs.iter().zip(inputs) {
             if let Some(copy) = copy {
-                words::encode(tensor, &mut slot.upload.words_mut()[copy.words()]);
+                words::encode(tensor.borrow(), &mut slot.upload.words_mut()[copy.words()]);
             }
         }
         let last = self.submissions.len() - 1;
@@ -245,7 +248,8 @@ impl Session {
                 if index == 0 {
                     step::record_upload(encoder, &slot.upload, &self.inputs);
                 }
-                step::record(encoder, "step", &self.pipelines, &self.dispatches[range.clone()]);
+                // Without a label: the graphics library keeps a copy of it.
+                step::record(encoder, "", &self.pipelines, &self.dispatches[range.clone()]);
                 if index == last {
                     step::record_download(encoder, &slot.download, &self.outputs);
                 }
@@ -270,6 +274,24 @@ impl Session {
 
     /// Waits for a step and returns its outputs in the program's order.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Vec<Tensor>, SessionError> {
+        let (bindings, copies, words) = self.downloaded(ticket)?;
+        let output = |(binding, copy): (&Binding, &Option<StagedCopy>)| {
+            words::decode(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]))
+        };
+        Ok(bindings.iter().zip(copies).map(output).collect())
+    }
+
+    /// As [`Session::wait`], into tensors of the outputs' types, in the program's order. Others are replaced by new ones.
+    pub fn wait_into(&mut self, ticket: Ticket, outputs: &mut [Tensor]) -> Result<(), SessionError> {
+        let (bindings, copies, words) = self.downloaded(ticket)?;
+        for ((binding, copy), output) in bindings.iter().zip(copies).zip(outputs) {
+            words::decode_into(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]), output);
+        }
+        Ok(())
+    }
+
+    /// Waits for a step: what its outputs are, where they lie in staging memory, and that.
+    fn downloaded(&mut self, ticket: Ticket) -> Result<(&[Binding], &[Option<StagedCopy>], &[u32]), SessionError> {
         if ticket.session != self.id {
             return Err(SessionError::ForeignTicket);
         }
@@ -278,11 +300,7 @@ impl Session {
             return Err(SessionError::ExpiredTicket(ticket.step));
         }
         slot.encoder.wait()?;
-        let words = slot.download.words();
-        let output = |(binding, copy): (&Binding, &Option<StagedCopy>)| {
-            words::decode(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]))
-        };
-        Ok(self.program.outputs.iter().zip(&self.outputs).map(output).collect())
+        Ok((&self.program.outputs, &self.outputs, slot.download.words()))
     }
 
     /// Waits for all steps in flight. Their tickets stay good.
@@ -392,12 +410,13 @@ impl Session {
     }
 
     /// Checks the inputs against the program's, and that the device can hold their values.
-    fn check_inputs(&self, inputs: &[&Tensor]) -> Result<(), SessionError> {
+    fn check_inputs(&self, inputs: &[impl Borrow<Tensor>]) -> Result<(), SessionError> {
         let (expected, found) = (self.program.inputs.len(), inputs.len());
         if expected != found {
             return Err(SessionError::InputCount { expected, found });
         }
         for (binding, tensor) in self.program.inputs.iter().zip(inputs) {
+            let tensor = tensor.borrow();
             if binding.ty != *tensor.ty() {
                 let (expected, found) = (binding.ty.clone(), tensor.ty().clone());
                 return Err(SessionError::InputType { name: binding.name.clone(), expected, found });

@@ -158,7 +158,7 @@ fn summary(measured: &[(Phase, Measurement)]) -> Table {
             report.dispatches.to_string(),
             (report.barriers + 1).to_string(),
             report.kernels.to_string(),
-            format!("{:.1}", report.memory as f64 / f64::from(1 << 20)),
+            format!("{:.1}", report.memory.total() as f64 / f64::from(1 << 20)),
             format!("{:.0}", milliseconds(measurement.compile)),
             format!("{:.0}", milliseconds(measurement.open)),
         ]);
@@ -189,7 +189,7 @@ fn row_json(phase: Phase, measured: &Measurement) -> Value {
         "dispatches": report.dispatches,
         "barrier_groups": report.barriers + 1,
         "shaders": report.kernels,
-        "memory_bytes": report.memory,
+        "memory_bytes": report.memory.total(),
         "compile_ms": milliseconds(measured.compile),
         "open_ms": milliseconds(measured.open),
         "kernels": kernels.collect::<Vec<_>>(),

@@ -109,6 +109,10 @@ pub struct TrainArgs {
     /// temporary file); or off [default: 1G]
     #[arg(long, value_name = "MEM", value_parser = parse_cache)]
     cache: Option<PrefixCache>,
+    /// The most device memory that a training step may take, in MiB: to fit, it computes values of the forward pass again instead of
+    /// keeping them
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    recompute: Option<u64>,
     /// Folder for checkpoints step-N.safetensors
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -207,6 +211,7 @@ impl TrainArgs {
             lora: self.lora.clone(),
             seed,
             cache: self.cache.unwrap_or_default(),
+            recompute: self.recompute.map(|mib| mib << 20),
             bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
             ..TrainOptions::new(objective)
         })

@@ -25,6 +25,7 @@ pub(crate) use cache::RecordCache;
 pub use npz::write_npz;
 pub(crate) use order::SplitMix64;
 pub use order::epoch_order;
+pub(crate) use order::write_epoch_order;
 pub use samples::{Samples, TARGET_INPUT, Target};
 
 /// Keys under which a target is looked for, in this order, when the caller names none.

@@ -7,6 +7,7 @@ use meganeura_import::{Dim, ModelInput};
 use meganeura_ir::{DType, Tensor, TensorType};
 
 use super::{Array, DataError, Dataset, batch_type, numpy_name, widens};
+use crate::step_inputs::StepInputs;
 
 /// The arrays that a model reads from a data set, and the target.
 #[derive(Clone, Debug)]
@@ -147,6 +148,15 @@ impl Samples {
     /// The samples at `indices`, by name of the graph's input; the target under [`TARGET_INPUT`].
     pub fn batch(&self, indices: &[usize]) -> Vec<(String, Tensor)> {
         self.columns().map(|c| (c.name.clone(), c.array.rows(indices).cast(c.dtype))).collect()
+    }
+
+    /// As [`Samples::batch`], over the tensors of `inputs`.
+    pub(crate) fn write_batch(&self, indices: &[usize], inputs: &mut StepInputs) {
+        for column in self.columns() {
+            if let Some(tensor) = inputs.get_mut(&column.name) {
+                column.array.write_rows(indices, tensor);
+            }
+        }
     }
 
     /// The targets of the samples at `indices`, in the dtype of the graph.
