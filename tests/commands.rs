@@ -92,7 +92,11 @@ fn inspect_shows_every_stage() {
     assert!(scene.run("inspect @model --dim batch=2 --dot").starts_with("digraph"));
     assert!(scene.run("inspect @model --parameters").contains("weight"));
     let plan = scene.run("inspect @model --dim batch=2 --plan");
-    assert!(plan.contains("kernel 0") && plan.contains("dispatches"), "{plan}");
+    assert!(plan.contains("kernel 0") && plan.contains("dispatches") && plan.contains("bytes on the device"), "{plan}");
+    let costs = scene.json("inspect @model --dim batch=32 --plan --loss cross_entropy --json");
+    let spaces: u64 = costs["bytes"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert_eq!(costs["peak"].as_u64(), Some(spaces), "{costs}");
+    assert!(costs["activations"].as_f64() <= costs["bound"].as_f64().map(|bound| 1.1 * bound), "{costs}");
     assert!(scene.run("inspect @model --dim batch=2 --wgsl 0").contains("@compute"));
 }
 

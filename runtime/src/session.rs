@@ -274,24 +274,19 @@ impl Session {
 
     /// Waits for a step and returns its outputs in the program's order.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Vec<Tensor>, SessionError> {
-        let (bindings, copies, words) = self.downloaded(ticket)?;
-        let output = |(binding, copy): (&Binding, &Option<StagedCopy>)| {
-            words::decode(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]))
-        };
-        Ok(bindings.iter().zip(copies).map(output).collect())
+        Ok(self.downloaded(ticket)?.map(|(binding, words)| words::decode(&binding.ty, words)).collect())
     }
 
     /// As [`Session::wait`], into tensors of the outputs' types, in the program's order. Others are replaced by new ones.
     pub fn wait_into(&mut self, ticket: Ticket, outputs: &mut [Tensor]) -> Result<(), SessionError> {
-        let (bindings, copies, words) = self.downloaded(ticket)?;
-        for ((binding, copy), output) in bindings.iter().zip(copies).zip(outputs) {
-            words::decode_into(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]), output);
+        for ((binding, words), output) in self.downloaded(ticket)?.zip(outputs) {
+            words::decode_into(&binding.ty, words, output);
         }
         Ok(())
     }
 
-    /// Waits for a step: what its outputs are, where they lie in staging memory, and that.
-    fn downloaded(&mut self, ticket: Ticket) -> Result<(&[Binding], &[Option<StagedCopy>], &[u32]), SessionError> {
+    /// Waits for a step: its outputs and their words.
+    fn downloaded(&mut self, ticket: Ticket) -> Result<impl Iterator<Item = (&Binding, &[u32])>, SessionError> {
         if ticket.session != self.id {
             return Err(SessionError::ForeignTicket);
         }
@@ -300,7 +295,9 @@ impl Session {
             return Err(SessionError::ExpiredTicket(ticket.step));
         }
         slot.encoder.wait()?;
-        Ok((&self.program.outputs, &self.outputs, slot.download.words()))
+        let words = slot.download.words();
+        let outputs = self.program.outputs.iter().zip(&self.outputs);
+        Ok(outputs.map(|(binding, copy)| (binding, copy.map_or(&[][..], |copy| &words[copy.words()]))))
     }
 
     /// Waits for all steps in flight. Their tickets stay good.

@@ -290,6 +290,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
         let decay = optimizer.weight_decay();
         eprintln!("group of {first:?} and {more} more: learning rate {learning_rate}, weight decay {decay}");
     }
+    eprintln!("a step takes {:.1} MiB of device memory", trainer.memory() as f64 / f64::from(1 << 20));
     if trainer.reads_logits() {
         eprintln!("the model ends in a softmax: the loss reads its operand");
     }

@@ -72,7 +72,7 @@ impl Trainer {
     fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
         let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
         let rows = self.rows(step);
-        for sample in self.order.1[rows].to_vec() {
+        for sample in self.order.1[rows].iter().copied() {
             let inputs = self.feed.batch(&[sample])?;
             if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
                 return Ok(Some(NonFinite::Data { name, sample }));
