@@ -113,6 +113,11 @@ impl Model {
         Ok(())
     }
 
+    /// Notes something about the model in the files that it is written to.
+    pub(crate) fn set_metadata(&mut self, key: &str, value: &str) -> Result<(), Error> {
+        self.imported.set_metadata(key, value).map_err(|source| Error::Import { path: self.path.clone(), source: source.into() })
+    }
+
     /// Gives the head of the model other tensors. What was set for the old ones is forgotten.
     pub(crate) fn set_head(&mut self, head: &Head, weight: Tensor, bias: Option<Tensor>) -> Result<(), Error> {
         self.imported.set_head(head, weight, bias).map_err(|e| self.import_error(e))?;

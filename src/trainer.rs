@@ -13,13 +13,15 @@ use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
 use crate::error::{Error, NonFinite};
 use crate::evaluator::{Evaluation, Evaluator};
-use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
+use crate::groups::{ParameterGroup, TrainedGroup};
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
 use crate::predictor::{by_name, compile, place_weights, random_input};
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
-use crate::schedule::{Decay, Schedule};
+use crate::schedule::{Decay, PlateauBy, PlateauState, Schedule};
+use crate::selection::{groups, trained};
+use crate::settings::{Change, settings};
 use crate::training_step::Updates;
 
 /// Samples per batch where neither the caller nor the model says.
@@ -143,7 +145,7 @@ impl Trainer {
         let batch = batch_size(&inputs, &samples, options.batch)?;
         let forward = objective.build(model, &mut samples, Some(batch), &options.bindings)?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
-        let trained = trained(model, &options.train, &options.freeze)?;
+        let trained = trained(model, &options)?;
         let per_step = samples_per_step(&samples, batch, options.accumulate)?;
         let groups = groups(model, &trained, &options)?;
         let steps_per_epoch = (samples.count() / per_step) as u64;
@@ -161,7 +163,8 @@ impl Trainer {
         let session = Session::new(device, program, &store)?;
         let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
         let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
-        let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
+        let (peak, decay, plateau) = (options.learning_rate, options.decay.clone(), PlateauState::default());
+        let schedule = Schedule { peak, decay, warmup: options.warmup, total, plateau };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
         Ok(Trainer {
@@ -287,8 +290,9 @@ impl Trainer {
         let (before, last) = rows.split_at(rows.len() - self.batch);
         // Each batch draws its own random numbers.
         let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        for (rows, draw) in before.chunks(self.batch).zip(draws..) {
+        for (index, (rows, draw)) in before.chunks(self.batch).zip(draws..).enumerate() {
             let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
+            self.feed.prefetch(before.chunks(self.batch).nth(index + 1).unwrap_or(last));
             if let Some(accumulating) = &mut self.accumulating {
                 inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
                 let _unread = accumulating.submit(&by_name(&inputs))?;
@@ -298,6 +302,10 @@ impl Trainer {
         let draw = draws + before.len() as u64 / self.batch as u64;
         inputs.extend(random_input(self.session.program(), self.options.seed, draw));
         let ticket = self.session.submit(&by_name(&inputs))?;
+        if step < self.schedule.total {
+            let (_, next) = self.rows(step + 1);
+            self.feed.prefetch(&next[..self.batch]);
+        }
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
     }
 
@@ -339,6 +347,20 @@ impl Trainer {
         let evaluation = evaluator.run();
         self.session.write_parameters(&weights.iter().copied().zip(&kept).collect::<Vec<_>>())?;
         evaluation
+    }
+
+    /// Lets the learning rate follow the result of an evaluation, where the schedule is [`Decay::Plateau`].
+    ///
+    /// # Errors
+    /// The schedule follows a metric, and the evaluation has none.
+    pub fn observe(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
+        let Decay::Plateau(plateau) = &self.schedule.decay else { return Ok(()) };
+        match (plateau.by, evaluation.metric) {
+            (PlateauBy::Loss, _) => self.schedule.observe(evaluation.loss, false),
+            (PlateauBy::Metric, Some((metric, value))) => self.schedule.observe(value, metric.rises()),
+            (PlateauBy::Metric, None) => return Err(Error::NoMetric),
+        }
+        Ok(())
     }
 
     /// Each weight that has a moving average, and the average.
@@ -397,32 +419,35 @@ impl Trainer {
     fn progress(&self) -> Progress {
         Progress {
             step: self.step,
-            samples: self.feed.samples().count(),
-            batch: self.batch,
-            accumulate: self.options.accumulate,
             seed: self.options.seed,
-            loss: self.options.objective.loss.name().to_string(),
-            optimizer: self.options.optimizer.name().to_string(),
+            settings: settings(&self.options, self.samples(), self.batch, self.schedule.total),
+            plateau: self.schedule.plateau,
+            best: None,
         }
     }
 
     /// Goes on where a checkpoint was made: the steps that follow are those that the run which made it would have done.
     ///
     /// # Errors
-    /// The checkpoint was made with other data, batches, seed, loss or optimiser, or belongs to another model.
+    /// The checkpoint was made with other options, or belongs to another model.
     pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let (found, expected) = (&checkpoint.progress, self.progress());
-        let same = [
-            ("samples", found.samples.to_string(), expected.samples.to_string()),
-            ("batch", found.batch.to_string(), expected.batch.to_string()),
-            ("accumulate", found.accumulate.to_string(), expected.accumulate.to_string()),
-            ("seed", found.seed.to_string(), expected.seed.to_string()),
-            ("loss", found.loss.clone(), expected.loss),
-            ("optimizer", found.optimizer.clone(), expected.optimizer),
-        ];
-        if let Some((what, found, expected)) = same.into_iter().find(|(_, found, expected)| found != expected) {
-            return Err(ResumeError::Mismatch { what, found, expected }.into());
+        match self.changes(checkpoint) {
+            changes if changes.is_empty() => self.resume_with_changes(checkpoint),
+            changes => Err(ResumeError::Changed { changes }.into()),
         }
+    }
+
+    /// Options that a checkpoint was made with and this run has otherwise.
+    pub fn changes(&self, checkpoint: &Checkpoint) -> Vec<Change> {
+        Change::between(&checkpoint.progress.settings, &self.progress().settings)
+    }
+
+    /// As [`Trainer::resume`], but with the options of this run, whatever the checkpoint was made with.
+    ///
+    /// # Errors
+    /// The checkpoint belongs to another model, or lacks what the optimiser of this run remembers.
+    pub fn resume_with_changes(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let progress = &checkpoint.progress;
         let mut values = Vec::with_capacity(self.parameters.len());
         for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters) {
             let name = parameter.name.clone();
@@ -434,7 +459,7 @@ impl Trainer {
             values.push((id, tensor));
         }
         self.session.write_parameters(&values)?;
-        self.step = found.step;
+        (self.step, self.schedule.plateau) = (progress.step, progress.plateau);
         Ok(())
     }
 
@@ -462,26 +487,6 @@ fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -
     }
 }
 
-/// The weights that train: chosen by `train`, or all that train by default, without those that match `freeze`.
-fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
-    let parameters = model.parameters();
-    if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !parameters.iter().any(|p| pattern.matches(&p.name))) {
-        let examples = parameters.iter().take(3).map(|p| format!("{:?}", p.name)).collect();
-        return Err(Error::NoMatch { pattern: pattern.as_str().to_string(), examples });
-    }
-    let matches = |patterns: &[Pattern], name: &str| patterns.iter().any(|pattern| pattern.matches(name));
-    let chosen = parameters.iter().filter(|p| match train {
-        [] => p.trainable,
-        _ => p.role == ParameterRole::Weight && matches(train, &p.name),
-    });
-    let names: Vec<String> = chosen.filter(|p| !matches(freeze, &p.name)).map(|p| p.name.clone()).collect();
-    match (names.is_empty(), train.is_empty() && freeze.is_empty()) {
-        (false, _) => Ok(names),
-        (true, true) => Err(Error::NothingToTrain { reason: "the model has no trainable weights" }),
-        (true, false) => Err(Error::NothingToTrain { reason: "--train and --freeze leave no weight" }),
-    }
-}
-
 /// Samples of all the batches of a step.
 fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Result<usize, Error> {
     match batch.checked_mul(accumulate) {
@@ -489,14 +494,6 @@ fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Resul
         Some(all) if all <= samples.count() => Ok(all),
         all => Err(Error::BatchTooLarge { samples: samples.count(), batch: all.unwrap_or(usize::MAX) }),
     }
-}
-
-/// The weights that train, by how they do.
-fn groups(model: &Model, trained: &[String], options: &TrainOptions) -> Result<Vec<TrainedGroup>, Error> {
-    let TrainOptions { optimizer, learning_rate, no_decay_norms, ref groups, .. } = *options;
-    let grouping = Grouping { optimizer, learning_rate, groups, no_decay_norms };
-    let rank = |name: &str| model.parameters().iter().find(|p| p.name == name).map_or(0, |p| p.shape.rank());
-    grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())
 }
 
 /// What a step does with gradients.
