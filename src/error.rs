@@ -45,6 +45,8 @@ pub enum Error {
     NothingToTrain { reason: &'static str },
     #[error("{samples} samples do not fill one step of {batch}: choose a smaller --batch or --accumulate")]
     BatchTooLarge { samples: usize, batch: usize },
+    #[error("a step takes {expected} samples, {found} were given")]
+    StepSamples { found: usize, expected: usize },
     #[error("the schedule follows a metric, and the evaluation has none: choose one with --metric, or by=loss")]
     NoMetric,
     #[error("a batch of 0 samples is no batch")]

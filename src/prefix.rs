@@ -204,6 +204,21 @@ impl Feed {
         Ok(inputs)
     }
 
+    /// The inputs of the program for as many samples as its batch has, from other data than its own.
+    ///
+    /// # Errors
+    /// The device fails; an image cannot be read.
+    pub fn batch_of(&mut self, samples: &Samples, rows: &[usize]) -> Result<Vec<(String, Tensor)>, Error> {
+        let all = samples.batch(rows)?;
+        let mut inputs = self.samples.taken(&all);
+        if let Some(prefix) = &mut self.prefix {
+            let outputs = prefix.session.run(&by_name(&prefix.samples.taken(&all)))?;
+            let names = prefix.session.program().outputs.iter().map(|output| output.name.clone());
+            inputs.extend(names.zip(outputs));
+        }
+        Ok(inputs)
+    }
+
     /// Begins to read samples that the next call of [`Feed::batch`] is expected to ask for.
     pub fn prefetch(&self, rows: &[usize]) {
         match &self.prefix {

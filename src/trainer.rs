@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use glob::Pattern;
 use meganeura_autodiff::{EMA_PREFIX, Optimizer};
-use meganeura_import::{Bindings, Dim, ModelInput};
-use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
+use meganeura_import::{Bindings, Dim, ModelInput, Phase};
+use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor, TensorType};
 use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
 
 use crate::checkpoint::{Checkpoint, Progress, ResumeError};
@@ -17,7 +17,7 @@ use crate::groups::{ParameterGroup, TrainedGroup};
 use crate::metric::Metric;
 use crate::model::Model;
 use crate::objective::Objective;
-use crate::predictor::{by_name, compile, place_weights, random_input};
+use crate::predictor::{Predictor, by_name, compile, place_weights, random_input};
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
 use crate::schedule::{Decay, PlateauBy, PlateauState, Schedule};
 use crate::selection::{groups, trained};
@@ -112,6 +112,33 @@ pub struct StepReport {
 ///
 /// Each epoch visits the samples in an order that the seed decides. What does not fill a last batch waits for the next epoch, which
 /// has another order.
+///
+/// ```
+/// use meganeura::{Dataset, Device, DeviceSelector, Error, Length, Loss, Metric, Model, Objective, TrainOptions, Trainer};
+///
+/// # fn main() -> Result<(), Error> {
+/// let device = Device::open(&DeviceSelector::Auto)?;
+/// let mut model = Model::open("fixtures/digits-cnn.onnx")?;
+/// let (train, test) = (Dataset::open("fixtures/digits-train.npz")?, Dataset::open("fixtures/digits-test.npz")?);
+///
+/// let objective = Objective::new(Loss::from_name("cross_entropy")?);
+/// let options = TrainOptions { batch: Some(32), learning_rate: 0.01, length: Length::Steps(20), ..TrainOptions::new(objective) };
+/// let mut trainer = Trainer::new(&model, &device, &train, options)?;
+/// let mut evaluator = trainer.evaluator(&model, &test, Some(Metric::Accuracy))?;
+/// let before = trainer.evaluate(&mut evaluator)?;
+/// trainer.train_to(trainer.total_steps(), |step| {
+///     println!("step {}: loss {:.4} at a learning rate of {}", step.step, step.loss, step.learning_rate);
+///     Ok::<_, Error>(())
+/// })?;
+/// assert!(trainer.evaluate(&mut evaluator)?.improves_on(&before));
+///
+/// // The weights are on the device until somebody asks for them.
+/// trainer.update(&mut model)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Trainer::step_on`] and [`Trainer::predictor`] train inside an application's loop: see `examples/personalise.rs`.
 pub struct Trainer {
     store: Arc<ParameterStore>,
     session: Session,
@@ -126,6 +153,11 @@ pub struct Trainer {
     parameters: Vec<ParameterInfo>,
     trained: Vec<String>,
     reads_logits: bool,
+    /// Of the model, with the sizes of the data.
+    inputs: Vec<ModelInput>,
+    /// Of a batch.
+    prediction: TensorType,
+    target: Option<TensorType>,
     /// Steps that were completed.
     step: u64,
     /// An epoch and the order of its samples.
@@ -156,6 +188,8 @@ impl Trainer {
         let cache = if total > steps_per_epoch { options.cache } else { PrefixCache::Off };
         let (forward, prefix) = cut_frozen_prefix(forward, cache, &trained, &samples, batch)?;
         let reads_logits = forward.softmax.is_some();
+        let prediction = forward.prediction_type().clone();
+        let target = forward.target.map(|target| forward.graph.ty(target).clone());
         let graphs = updates(&groups, &options).build(forward)?;
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
         let program = compile(graphs.update, device)?;
@@ -178,6 +212,9 @@ impl Trainer {
             trained,
             groups,
             reads_logits,
+            inputs,
+            prediction,
+            target,
             step: 0,
             order,
             options,
@@ -282,31 +319,82 @@ impl Trainer {
         Ok(None)
     }
 
+    /// A step on the samples that are its turn.
     fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
-        let learning_rate = self.schedule.learning_rate(step);
         let (epoch, rows) = self.rows(step);
+        let (_, next) = if step < self.schedule.total { self.rows(step + 1) } else { (epoch, Vec::new()) };
+        let batches: Vec<Vec<usize>> = rows.chunks(self.batch).chain(next.chunks(self.batch)).map(<[usize]>::to_vec).collect();
+        self.submit_batches(step, epoch, |feed, index| {
+            let inputs = feed.batch(&batches[index])?;
+            if let Some(next) = batches.get(index + 1) {
+                feed.prefetch(next);
+            }
+            Ok(inputs)
+        })
+    }
+
+    /// A step whose batches `inputs` gives, by their index.
+    fn submit_batches(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        mut inputs: impl FnMut(&mut Feed, usize) -> Result<Vec<(String, Tensor)>, Error>,
+    ) -> Result<(Ticket, StepReport), Error> {
+        let learning_rate = self.schedule.learning_rate(step);
         let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
         let scalars: Vec<(String, Tensor)> = scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect();
-        let (before, last) = rows.split_at(rows.len() - self.batch);
+        let last = self.options.accumulate - 1;
         // Each batch draws its own random numbers.
-        let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        for (index, (rows, draw)) in before.chunks(self.batch).zip(draws..).enumerate() {
-            let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
-            self.feed.prefetch(before.chunks(self.batch).nth(index + 1).unwrap_or(last));
+        let first_draw = (step - 1) * self.options.accumulate as u64 + 1;
+        for (index, draw) in (0..last).zip(first_draw..) {
+            let mut inputs = [inputs(&mut self.feed, index)?, scalars.clone()].concat();
             if let Some(accumulating) = &mut self.accumulating {
                 inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
                 let _unread = accumulating.submit(&by_name(&inputs))?;
             }
         }
-        let mut inputs = [self.feed.batch(last)?, scalars].concat();
-        let draw = draws + before.len() as u64 / self.batch as u64;
-        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
+        let mut inputs = [inputs(&mut self.feed, last)?, scalars].concat();
+        inputs.extend(random_input(self.session.program(), self.options.seed, first_draw + last as u64));
         let ticket = self.session.submit(&by_name(&inputs))?;
-        if step < self.schedule.total {
-            let (_, next) = self.rows(step + 1);
-            self.feed.prefetch(&next[..self.batch]);
-        }
         Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate }))
+    }
+
+    /// One step on other samples than those that are its turn, which an application has just collected: [`Trainer::batch`] of them, under the
+    /// names that the trainer's data has.
+    ///
+    /// # Errors
+    /// The samples do not fit, or are not as many; the device fails; the loss is not finite.
+    pub fn step_on(&mut self, data: &Dataset) -> Result<StepReport, Error> {
+        let objective = &self.options.objective;
+        let mut samples = Samples::bind(data, &self.inputs, objective.data_target())?;
+        if samples.count() != self.batch() {
+            return Err(Error::StepSamples { found: samples.count(), expected: self.batch() });
+        }
+        if let Some(ty) = &self.target {
+            samples.convert_target(ty.dtype);
+        }
+        objective.check_targets(&samples, &self.prediction, self.batch)?;
+        let (step, batch) = (self.step + 1, self.batch);
+        let epoch = self.step / self.steps_per_epoch();
+        let (ticket, mut report) = self.submit_batches(step, epoch, |feed, index| {
+            feed.batch_of(&samples, &(index * batch..(index + 1) * batch).collect::<Vec<_>>())
+        })?;
+        report.loss = self.loss(ticket)?;
+        if !report.loss.is_finite() {
+            return Err(Error::NonFiniteLoss { step, loss: report.loss, bad: None });
+        }
+        self.step = step;
+        Ok(report)
+    }
+
+    /// The model on the device with the weights that are being trained: each run sees them as the step before it left them. Layers act as in
+    /// inference.
+    ///
+    /// # Errors
+    /// As [`Model::predictor`].
+    pub fn predictor(&self, model: &Model, bindings: &Bindings) -> Result<Predictor, Error> {
+        let bindings = Bindings { phase: Phase::INFERENCE, ..bindings.clone() };
+        Predictor::sharing(&self.store, model.specialize(&bindings)?.graph)
     }
 
     fn loss(&mut self, ticket: Ticket) -> Result<f64, Error> {

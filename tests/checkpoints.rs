@@ -144,7 +144,7 @@ fn a_run_killed_at_random_steps_ends_bit_for_bit_as_an_uninterrupted_one() {
         let mut args = arguments(&data, &path(name), STEPS, &path(&format!("{name}.safetensors")));
         let log = path(&format!("{name}.jsonl"));
         args.extend(["--eval", held_out.to_str().unwrap(), "--log", log.to_str().unwrap()].map(String::from));
-        let flags = "--seed 5 --amsgrad --ema 0.9 --keep-best --metric f1 --patience 1000 --schedule plateau:factor=0.7,patience=0 --warmup 5";
+        let flags = "--seed 5 --amsgrad --ema 0.9 --keep-best --metric f1 --patience 1000 --schedule plateau:factor=0.7,patience=0,by=metric --warmup 5";
         args.extend(flags.split(' ').map(String::from));
         args
     };

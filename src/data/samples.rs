@@ -152,6 +152,11 @@ impl Samples {
         }
     }
 
+    /// Those of some inputs that these samples have a column for.
+    pub(crate) fn taken(&self, inputs: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+        inputs.iter().filter(|(name, _)| self.columns().any(|column| column.name == *name)).cloned().collect()
+    }
+
     /// Whether the array of an input has an axis of samples; `None` if no array feeds the input.
     pub(crate) fn has_axis(&self, input: &str) -> Option<bool> {
         self.inputs.iter().find(|c| c.name == input).map(|c| c.values.samples().is_some())
