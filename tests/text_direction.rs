@@ -95,6 +95,7 @@ fn the_direction_classifier_trains_from_end_to_end() {
     let before: Vec<Tensor> = model.parameters().iter().map(|p| model.weight(&p.name).unwrap()).collect();
     let started = Instant::now();
     let mut trainer = Trainer::new(&model, &device, &data, options).unwrap();
+    eprintln!("prepared in {:.1} s", started.elapsed().as_secs_f64());
     assert!(trainer.frozen_prefix().is_none());
     let mut losses = Vec::new();
     trainer

@@ -10,22 +10,21 @@ use meganeura::{Bindings, Dataset, Error, ImageOptions, Model};
 use super::Failure;
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Images, where the data is a folder of class folders")]
 pub struct ImageArgs {
-    /// Width and height [default: those of the model's input, of its metadata or of its preprocessor_config.json]
+    /// Width and height of images [default: those of the model's input, of its metadata or of its preprocessor_config.json]
     #[arg(long = "image-size", value_name = "WxH", value_parser = parse_size)]
     size: Option<(usize, usize)>,
     /// How images of other proportions fit: stretch, crop (cover the size, keep the middle), crop=N (resize the shorter side to N, keep the
     /// middle) or letterbox [default: stretch, or what the model says]
     #[arg(long = "image-resize", value_name = "FIT")]
     resize: Option<Fit>,
-    /// bilinear or bicubic, as Pillow's, which antialias [default: bilinear]
+    /// The filter that resizes: bilinear or bicubic, as Pillow's, which antialias [default: bilinear]
     #[arg(long = "image-filter", value_name = "FILTER")]
     filter: Option<Filter>,
-    /// rgb, bgr or gray [default: by the model's input]
+    /// The channels of images: rgb, bgr or gray [default: by the model's input]
     #[arg(long = "image-channels", value_name = "CHANNELS")]
     channels: Option<Channels>,
-    /// nchw or nhwc [default: by the model's input]
+    /// Where the channels are: nchw or nhwc [default: by the model's input]
     #[arg(long = "image-layout", value_name = "LAYOUT")]
     layout: Option<Layout>,
     /// What the bytes of pixels are multiplied by first [default: 1/255]

@@ -176,6 +176,20 @@ mod tests {
     }
 
     #[test]
+    fn the_metadata_counts_before_the_file_beside_the_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model.onnx");
+        let size = |metadata| described(&metadata, &model).map(|found| found.size);
+        assert_eq!(size(BTreeMap::new()), Ok(None));
+        fs::write(folder.path().join(CONFIG), r#"{"size": 96}"#).unwrap();
+        assert_eq!(size(BTreeMap::new()), Ok(Some((96, 96))));
+        assert_eq!(size(BTreeMap::from([(SIZE_KEY.to_owned(), "[32, 64]".to_owned())])), Ok(Some((64, 32))));
+        fs::write(folder.path().join(CONFIG), "{").unwrap();
+        let message = size(BTreeMap::new()).unwrap_err().to_string();
+        assert!(message.contains(CONFIG), "{message}");
+    }
+
+    #[test]
     fn image_processors_of_hugging_face_are_understood() {
         let vit = json!({"do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 2,
             "rescale_factor": 0.00392156862745098, "size": {"height": 224, "width": 192}});
