@@ -9,7 +9,7 @@ use meganeura_ir::{GraphError, RangeError, TensorType, VerifyError};
 use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionError};
 
 use crate::checkpoint::ResumeError;
-use crate::data::DataError;
+use crate::data::{DataError, PreprocessingError};
 use crate::diagnosis::BadTensor;
 use crate::log::LogError;
 use crate::lora::LoraError;
@@ -43,6 +43,8 @@ pub enum Error {
     Import { path: PathBuf, source: Box<ImportError> },
     #[error(transparent)]
     Data(Box<DataError>),
+    #[error(transparent)]
+    Preprocessing(#[from] PreprocessingError),
     #[error("the model has no output {name:?}; its outputs are {}", known.join(", "))]
     UnknownOutput { name: String, known: Vec<String> },
     #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
@@ -61,6 +63,10 @@ pub enum Error {
     NothingToTrain { reason: &'static str },
     #[error("{samples} samples do not fill one step of {batch}: choose a smaller --batch or --accumulate")]
     BatchTooLarge { samples: usize, batch: usize },
+    #[error("a step takes {expected} samples, {found} were given")]
+    StepSamples { found: usize, expected: usize },
+    #[error("the schedule follows a metric, and the evaluation has none: choose one with --metric, or by=loss")]
+    NoMetric,
     #[error("a batch of 0 samples is no batch")]
     EmptyBatch,
     #[error("{path}: array {key:?} does not fit: {source}", path = .path.display())]

@@ -26,6 +26,12 @@ impl Predictor {
         Ok(Predictor { session: Session::new(device, program, &store)? })
     }
 
+    /// With the weights of a store, which others may change.
+    pub(crate) fn sharing(store: &Arc<ParameterStore>, graph: Graph) -> Result<Self, Error> {
+        let device = store.device();
+        Ok(Predictor { session: Session::new(device, compile(graph, device)?, store)? })
+    }
+
     /// Runs the model: inputs by name, results under the names of the outputs. A model that draws random numbers takes their key as
     /// [`RANDOM_KEY`], made by [`random_key`].
     ///

@@ -199,22 +199,43 @@ impl Feed {
     /// # Errors
     /// The device fails, or the temporary file of the cache.
     pub fn batch(&mut self, rows: &[usize]) -> Result<Vec<(String, Tensor)>, Error> {
-        let mut inputs = self.samples.batch(rows);
+        let mut inputs = self.samples.batch(rows)?;
         if let Some(prefix) = &mut self.prefix {
             prefix.compute(rows)?;
             inputs.extend(prefix.gather(rows)?);
         }
         Ok(inputs)
     }
-}
 
-impl Feed {
+    /// The inputs of the program for as many samples as its batch has, from other data than its own.
+    ///
+    /// # Errors
+    /// The device fails; an image cannot be read.
+    pub fn batch_of(&mut self, samples: &Samples, rows: &[usize]) -> Result<Vec<(String, Tensor)>, Error> {
+        let all = samples.batch(rows)?;
+        let mut inputs = self.samples.taken(&all);
+        if let Some(prefix) = &mut self.prefix {
+            let outputs = prefix.session.run(&by_name(&prefix.samples.taken(&all)))?;
+            let names = prefix.session.program().outputs.iter().map(|output| output.name.clone());
+            inputs.extend(names.zip(outputs));
+        }
+        Ok(inputs)
+    }
+
+    /// Begins to read samples that the next call of [`Feed::batch`] is expected to ask for.
+    pub fn prefetch(&self, rows: &[usize]) {
+        match &self.prefix {
+            None => self.samples.prefetch(rows),
+            Some(prefix) => prefix.missing(rows).first().into_iter().for_each(|(batch, _)| prefix.samples.prefetch(batch)),
+        }
+    }
+
     /// As [`Feed::batch`], over the tensors of `inputs`.
     ///
     /// # Errors
     /// As [`Feed::batch`].
     pub fn write_batch(&mut self, rows: &[usize], inputs: &mut StepInputs) -> Result<(), Error> {
-        self.samples.write_batch(rows, inputs);
+        self.samples.write_batch(rows, inputs)?;
         match &mut self.prefix {
             Some(prefix) => prefix.compute(rows).and_then(|()| prefix.write(rows, inputs)),
             None => Ok(()),
@@ -240,14 +261,19 @@ impl CachedPrefix {
         Ok(())
     }
 
-    /// Computes the samples among `rows` that are not there yet.
-    fn compute(&mut self, rows: &[usize]) -> Result<(), Error> {
+    /// The samples among `rows` that are not there yet, in batches that the last one fills up, and how many differ in each.
+    fn missing(&self, rows: &[usize]) -> Vec<(Vec<usize>, usize)> {
         let missing: BTreeSet<usize> = rows.iter().copied().filter(|&row| !self.cache.contains(row)).collect();
         let missing: Vec<usize> = missing.into_iter().collect();
-        for chunk in missing.chunks(self.batch) {
-            let full: Vec<usize> = (0..self.batch).filter_map(|i| chunk.get(i).or(chunk.last()).copied()).collect();
-            let outputs = self.session.run(&by_name(&self.samples.batch(&full)))?;
-            for (position, &row) in chunk.iter().enumerate() {
+        let full = |chunk: &[usize]| (0..self.batch).filter_map(|i| chunk.get(i).or(chunk.last()).copied()).collect();
+        missing.chunks(self.batch).map(|chunk| (full(chunk), chunk.len())).collect()
+    }
+
+    /// Computes the samples among `rows` that are not there yet.
+    fn compute(&mut self, rows: &[usize]) -> Result<(), Error> {
+        for (batch, different) in self.missing(rows) {
+            let outputs = self.session.run(&by_name(&self.samples.batch(&batch)?))?;
+            for (position, &row) in batch.iter().take(different).enumerate() {
                 let mut record = Vec::with_capacity(self.description.bytes_per_sample);
                 for output in &outputs {
                     let bytes = output.bytes().len() / self.batch;

@@ -107,6 +107,42 @@ pub struct DispatchTime {
 ///
 /// Steps run in the order in which they are submitted, whichever session of the device they belong to: what one step writes, to
 /// parameters or to optimiser state, the next one sees.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use meganeura_codegen::{CompileOptions, compile};
+/// use meganeura_ir::{DType, Graph, ParameterInfo, ParameterRole, Tensor, TensorType};
+/// use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // y = x + total, and the total grows to y.
+/// let mut graph = Graph::new();
+/// let ty = TensorType::new(DType::F32, [2]);
+/// let x = graph.input("x", ty.clone())?;
+/// let total = ParameterInfo { name: "total".into(), ty, stored: DType::F32, role: ParameterRole::Weight };
+/// let total = graph.parameter(total)?;
+/// let y = graph.add(x, total)?;
+/// graph.output("y", y)?;
+/// let id = graph.parameter_id("total").ok_or("it is declared")?;
+/// graph.update(id, y)?;
+///
+/// let device = Device::open(&DeviceSelector::Auto)?;
+/// let program = Arc::new(compile(&graph.verify()?, device.profile(), &CompileOptions::default())?.program);
+/// let store = ParameterStore::new(&device, &program)?;
+/// let mut session = Session::new(&device, program, &store)?;
+/// session.write_parameter(id, &Tensor::from_f32([2], &[10.0, 20.0]))?;
+///
+/// // Two steps are in flight; the second sees what the first one left.
+/// let (one, two) = (Tensor::from_f32([2], &[1.0, 1.0]), Tensor::from_f32([2], &[2.0, 3.0]));
+/// let first = session.submit(&[("x", &one)])?;
+/// let second = session.submit(&[("x", &two)])?;
+/// assert_eq!(session.wait(first)?, [Tensor::from_f32([2], &[11.0, 21.0])]);
+/// assert_eq!(session.wait(second)?, [Tensor::from_f32([2], &[13.0, 24.0])]);
+/// assert_eq!(session.read_parameter(id)?, Tensor::from_f32([2], &[13.0, 24.0]));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Session {
     /// First, so that dropping the session waits for its steps before it frees what they use.
     slots: [Slot; SLOTS],

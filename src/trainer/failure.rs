@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use meganeura_ir::{ParameterId, ParameterRole, Tensor};
 
 use super::Trainer;
+use super::steps::Source;
 use crate::error::{Error, NonFinite, Skipped};
 use crate::guard::STOPPED;
+use crate::schedule::PlateauState;
 
 /// Steps that may be repeated to find out why a weight is not finite.
 const MAX_REPLAY: u64 = 10_000;
@@ -16,14 +18,25 @@ const MAX_REPLAY: u64 = 10_000;
 pub(super) struct Kept {
     pub step: u64,
     pub tensors: BTreeMap<String, Tensor>,
+    /// The learning rate's state since then, after so many steps.
+    pub plateaus: Vec<(u64, PlateauState)>,
+    /// A step since then was on samples that nobody keeps.
+    pub unrepeatable: bool,
+}
+
+impl Kept {
+    /// The learning rate's state before a step.
+    fn plateau(&self, step: u64) -> PlateauState {
+        self.plateaus.iter().rev().find(|(after, _)| *after < step).map(|(_, state)| *state).unwrap_or_default()
+    }
 }
 
 impl Trainer {
     /// Why a step was not finite. Afterwards the weights are those before the step that went wrong, where these can be had.
-    pub(super) fn explain(&mut self, step: u64, loss: f64) -> Result<Error, Error> {
+    pub(super) fn explain(&mut self, step: u64, loss: f64, source: Source<'_>) -> Result<Error, Error> {
         self.session.finish()?;
         self.forget_stop()?;
-        let bad = self.first_non_finite(step)?;
+        let bad = self.first_non_finite(step, source)?;
         if let Some(NonFinite::Parameter { .. }) = bad
             && let Some(error) = self.replay(step - 1)?
         {
@@ -36,27 +49,29 @@ impl Trainer {
     }
 
     /// Why so many steps in a row had gradients that are not finite. The last was at the loss scale `scale`.
-    pub(super) fn explain_skips(&mut self, step: u64, scale: f64) -> Result<Error, Error> {
-        let bad = self.first_non_finite(step)?;
+    pub(super) fn explain_skips(&mut self, step: u64, scale: f64, source: Source<'_>) -> Result<Error, Error> {
+        let bad = self.first_non_finite(step, source)?;
         Ok(Error::NonFiniteGradients { step, skipped: Some(Skipped { steps: self.skipped, scale }), bad })
     }
 
     /// Repeats the run from the state that was kept up to the step that made the weights bad, and looks at that one.
     fn replay(&mut self, step: u64) -> Result<Option<Error>, Error> {
         let first = self.kept.step + 1;
-        if step < first || step - first > MAX_REPLAY {
+        if self.kept.unrepeatable || step < first || step - first > MAX_REPLAY {
             return Ok(None);
         }
         let kept = std::mem::take(&mut self.kept);
-        let restored = self.restore(&kept);
+        let restored = self.restore(&kept.tensors, kept.step);
         self.kept = kept;
         restored?;
         for step in first..step {
-            let (ticket, _) = self.submit(step)?;
+            self.schedule.plateau = self.kept.plateau(step);
+            let (ticket, _) = self.submit(step, Source::Turn)?;
             self.outcome(ticket)?;
             self.step = step;
         }
-        let bad = self.first_non_finite(step)?;
+        self.schedule.plateau = self.kept.plateau(step);
+        let bad = self.first_non_finite(step, Source::Turn)?;
         Ok(bad.map(|bad| Error::NonFiniteGradients { step, skipped: None, bad: Some(bad) }))
     }
 
@@ -69,13 +84,24 @@ impl Trainer {
     }
 
     /// What was not finite in a step: its data, else a parameter that it changes, else the first of the values that were computed.
-    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
+    fn first_non_finite(&mut self, step: u64, source: Source<'_>) -> Result<Option<NonFinite>, Error> {
         let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
-        let rows = self.rows(step);
-        for sample in self.order.1[rows].iter().copied() {
-            let inputs = self.feed.batch(&[sample])?;
-            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Data { name, sample }));
+        for batch in 0..self.options.accumulate {
+            let samples: Vec<usize> = match source {
+                Source::Turn => {
+                    let rows = self.rows(step, batch);
+                    self.order.1[rows].to_vec()
+                }
+                Source::Given(_) => (batch * self.batch..(batch + 1) * self.batch).collect(),
+            };
+            for sample in samples {
+                let inputs = match source {
+                    Source::Turn => self.feed.batch(&[sample])?,
+                    Source::Given(samples) => samples.batch(&[sample])?,
+                };
+                if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
+                    return Ok(Some(NonFinite::Data { name, sample }));
+                }
             }
         }
         let mut infinite = Vec::new();
@@ -89,7 +115,7 @@ impl Trainer {
             }
         }
         for batch in 0..self.options.accumulate {
-            self.prepare(step, batch)?;
+            self.prepare(step, batch, source)?;
             let inputs = self.inputs.named();
             if let Some(bad) = self.diagnosis.find(&self.session, &inputs, &infinite)? {
                 return Ok(Some(NonFinite::Tensor(bad.into())));
@@ -98,17 +124,17 @@ impl Trainer {
         Ok(None)
     }
 
-    /// Puts the run back to a state that was kept.
-    pub(super) fn restore(&mut self, kept: &Kept) -> Result<(), Error> {
+    /// Puts the run back to the state `tensors` after `step` steps, as [`Kept`] has it.
+    pub(super) fn restore(&mut self, tensors: &BTreeMap<String, Tensor>, step: u64) -> Result<(), Error> {
         let zeros: Vec<Tensor> = self.parameters.iter().map(|p| Tensor::zeros(p.ty.clone())).collect();
         let parameters = (0..).map(ParameterId).zip(&self.parameters).zip(&zeros);
-        let values = parameters.filter_map(|((id, parameter), zero)| match kept.tensors.get(&parameter.name) {
+        let values = parameters.filter_map(|((id, parameter), zero)| match tensors.get(&parameter.name) {
             None if parameter.role == ParameterRole::Optimizer => Some((id, zero)),
             tensor => tensor.map(|tensor| (id, tensor)),
         });
         let values: Vec<_> = values.collect();
         self.session.write_parameters(&values)?;
-        (self.step, self.skipped) = (kept.step, 0);
+        (self.step, self.skipped) = (step, 0);
         Ok(())
     }
 }
