@@ -5,9 +5,9 @@ use std::fmt;
 
 use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
 
-use crate::fuse::{Group, fuse};
-use crate::kernels::{Emitted, copy, emit};
-use crate::order::order;
+use crate::fuse::fuse;
+use crate::kernels::{Emitted, copy, emit_launch};
+use crate::order::{Launch, order};
 use crate::plan::{layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
@@ -122,13 +122,14 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         None => (graph, None),
     };
     let saturated_nodes = graph.live().len();
-    let groups = order(&graph, fuse(&graph, profile));
-    let layout = layout(&graph, &groups, profile)?;
-    let mut labels: Vec<String> = groups.iter().map(|g| label(&graph, g)).collect();
-    let mut emitted: Vec<Emitted> = groups.iter().map(|g| emit(&graph, g, &layout.in_place, profile)).collect();
-    let sequence = Sequence { graph: &graph, groups: &groups, emitted: &emitted, layout: &layout, profile };
+    let launches = order(&graph, fuse(&graph, profile), profile);
+    let layout = layout(&graph, &launches, profile)?;
+    let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
+    let emitted = launches.iter().filter_map(|launch| emit_launch(&graph, launch, &layout.in_place, profile));
+    let mut emitted: Vec<Emitted> = emitted.collect();
+    let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
     let (mut schedule, placement) = sequence.fit(options.memory_limit)?;
-    let recomputed = schedule.len() - groups.len();
+    let recomputed = schedule.len() - launches.len();
     let mut regions = placement.regions;
     for copy_of in &layout.copies {
         let source = layout.home.get(&copy_of.from).or_else(|| placement.copied.get(&copy_of.from));
@@ -142,7 +143,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     let mut by_text: HashMap<String, usize> = HashMap::new();
     let mut indices = Vec::with_capacity(emitted.len());
     for (kernel, label) in emitted.iter().zip(labels) {
-        let text = wgsl::print(&kernel.body);
+        let text = wgsl::print(&kernel.parts, &kernel.buffers, kernel.workgroups);
         let index = match by_text.get(&text) {
             Some(&index) => index,
             None => {
@@ -204,48 +205,54 @@ fn split_concats(graph: &Graph, limit: usize) -> Result<Graph, GraphError> {
     })
 }
 
-/// The ops of a group, for people.
-fn label(graph: &Graph, group: &Group) -> String {
+/// The ops of a launch, for people.
+fn label(graph: &Graph, launch: &Launch) -> String {
     const MAX: usize = 80;
     let mut label = String::new();
-    for &node in &group.nodes {
-        let op = &graph.node(node).op;
-        if matches!(op, Op::Reshape(_) | Op::Broadcast { .. }) && node != group.root {
-            continue;
+    for (i, group) in launch.groups.iter().enumerate() {
+        if i > 0 {
+            label.push_str(" |");
         }
-        if label.len() > MAX {
-            label.push_str(" ...");
-            break;
+        for &node in &group.nodes {
+            let op = &graph.node(node).op;
+            if matches!(op, Op::Reshape(_) | Op::Broadcast { .. }) && node != group.root {
+                continue;
+            }
+            if label.len() > MAX * (i + 1) {
+                label.push_str(" ...");
+                break;
+            }
+            if !label.is_empty() {
+                label.push(' ');
+            }
+            label.push_str(op.name());
         }
-        if !label.is_empty() {
-            label.push(' ');
-        }
-        label.push_str(op.name());
     }
     label
 }
 
 /// Checks a kernel against the device's limits, and its text with naga.
 fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &DeviceProfile) -> Result<Kernel, CompileError> {
-    let body = &kernel.body;
-    let shared: u64 = body.shared.iter().map(|array| u64::from(array.length) * 4).sum();
+    let workgroup_size = kernel.workgroup_size();
+    let bodies = || kernel.parts.iter().map(|part| &part.body);
+    let iterations = bodies().map(|body| body.iterations()).max().unwrap_or(0);
     let checks = [
-        ("storage buffers", body.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
-        ("bytes of workgroup memory", shared, u64::from(profile.max_workgroup_bytes)),
+        ("storage buffers", kernel.buffers.len() as u64, u64::from(profile.max_storage_bindings)),
+        ("bytes of workgroup memory", wgsl::shared_bytes(bodies()), u64::from(profile.max_workgroup_bytes)),
         (
             "invocations per workgroup",
-            body.workgroup_size.iter().map(|&s| u64::from(s)).product(),
+            workgroup_size.iter().map(|&s| u64::from(s)).product(),
             u64::from(profile.max_workgroup_invocations),
         ),
-        ("loop iterations per invocation", body.iterations(), profile.max_loop_iterations),
+        ("loop iterations per invocation", iterations, profile.max_loop_iterations),
         ("workgroups", u64::from(kernel.workgroups[2]), u64::from(profile.max_workgroups[2])),
     ];
     if let Some(&(what, needed, limit)) = checks.iter().find(|(_, needed, limit)| needed > limit) {
         return Err(CompileError::KernelLimit { label, what, needed, limit });
     }
     validate(&label, &wgsl)?;
-    let access = body.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
-    Ok(Kernel { label, wgsl, workgroup_size: body.workgroup_size, access })
+    let access = kernel.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
+    Ok(Kernel { label, wgsl, workgroup_size, access })
 }
 
 fn validate(label: &str, wgsl: &str) -> Result<(), CompileError> {

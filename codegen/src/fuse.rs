@@ -20,8 +20,15 @@ pub enum Domain {
     Map,
     /// Rows over `rows` (axes of the root); within a row, reductions and then the root's other axes.
     Row { rows: Vec<usize> },
-    /// The result of a contraction, tile by tile; the rest of the group is its prologue and epilogue.
-    Contract { dot: NodeId, place: Place },
+    /// The result of a contraction, or the sum of several, tile by tile; the rest of the group is its prologue and epilogue.
+    Contract { sum: Sum, place: Place },
+}
+
+/// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sum {
+    pub value: NodeId,
+    pub terms: Vec<NodeId>,
 }
 
 /// Where, relative to the root's element, a stored node's element lies.
@@ -74,6 +81,8 @@ const SHORT_REDUCTION: usize = 64;
 const MINOR_ELEMENTS: usize = 1 << 14;
 /// Nodes between a statistic and its reduction.
 const STATISTIC_NODES: usize = 16;
+/// The most contractions that one kernel adds up.
+const MAX_TERMS: usize = 4;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
@@ -81,6 +90,7 @@ const MAX_USES_IN_GROUP: usize = 4;
 ///
 /// No dependency cycle can arise: a group only reads nodes that groups with smaller roots store, since a node is stored by the group with the smallest root that reads it, or is itself a root.
 pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
+    let (contractions, parts) = contractions(graph);
     let mut fuser = Fuser {
         graph,
         max_bindings: profile.max_storage_bindings as usize,
@@ -89,16 +99,55 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
         frontier: Vec::new(),
         next_var: FIRST_LOOP_VAR,
         opaque: BTreeMap::new(),
+        contractions,
+        parts,
         root_indices: Vec::new(),
         leaf_reads: Vec::new(),
     };
     let must_store: BTreeSet<NodeId> = graph.roots().collect();
     for id in graph.live().into_iter().rev() {
-        if graph.ty(id).shape.numel() > 0 {
+        if graph.ty(id).shape.numel() > 0 && !fuser.parts.contains(&id) {
             fuser.place(id, must_store.contains(&id));
         }
     }
     fuser.finish()
+}
+
+/// The contractions of `graph`, by the node that one kernel computes: alone, or added up where only the sum is read; and the nodes that
+/// are only parts of such sums.
+fn contractions(graph: &Graph) -> (HashMap<NodeId, Sum>, BTreeSet<NodeId>) {
+    let mut readers: HashMap<NodeId, usize> = HashMap::new();
+    for id in graph.live().into_iter().flat_map(|id| &graph.node(id).operands).chain(&graph.roots().collect::<Vec<_>>()) {
+        *readers.entry(*id).or_default() += 1;
+    }
+    let (mut sums, mut parts): (HashMap<NodeId, Sum>, BTreeSet<NodeId>) = Default::default();
+    for id in graph.live() {
+        let n = graph.node(id);
+        match (&n.op, n.operands.as_slice()) {
+            (Op::Dot(_) | Op::Conv(_), _) => {
+                sums.insert(id, Sum { value: id, terms: vec![id] });
+            }
+            (Op::Binary(BinaryOp::Add), &[x, y]) if x != y && readers[&x] == 1 && readers[&y] == 1 => {
+                let (Some(a), Some(b)) = (sums.get(&x), sums.get(&y)) else { continue };
+                let terms = [a.terms.as_slice(), &b.terms].concat();
+                if terms.len() <= MAX_TERMS && terms.iter().all(|&term| alike(graph, term, terms[0])) {
+                    for part in [x, y] {
+                        sums.remove(&part);
+                        parts.insert(part);
+                    }
+                    sums.insert(id, Sum { value: id, terms });
+                }
+            }
+            _ => {}
+        }
+    }
+    (sums, parts)
+}
+
+/// Whether two contractions divide their results in the same way.
+fn alike(graph: &Graph, a: NodeId, b: NodeId) -> bool {
+    let (a, b) = (contract_shape(graph, a), contract_shape(graph, b));
+    a.batch == b.batch && a.m == b.m && a.n == b.n
 }
 
 struct Fuser<'a> {
@@ -110,6 +159,9 @@ struct Fuser<'a> {
     frontier: Vec<BTreeSet<NodeId>>,
     next_var: VarId,
     opaque: BTreeMap<(NodeId, Vec<Index>), u32>,
+    contractions: HashMap<NodeId, Sum>,
+    /// Nodes that only exist in the accumulators of a contraction.
+    parts: BTreeSet<NodeId>,
     /// Per group: the index of the root's element.
     root_indices: Vec<Vec<Index>>,
     /// Per group: where parameters are read.
@@ -166,7 +218,9 @@ impl Fuser<'_> {
         let node = self.graph.node(root);
         let whole = Place::Axes((0..rank).map(Some).collect());
         let domain = match &node.op {
-            Op::Dot(_) | Op::Conv(_) => Domain::Contract { dot: root, place: whole.clone() },
+            _ if self.contractions.contains_key(&root) => {
+                Domain::Contract { sum: self.contractions[&root].clone(), place: whole.clone() }
+            }
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
             _ => Domain::Map,
         };
@@ -196,6 +250,13 @@ impl Fuser<'_> {
             return false;
         }
         match &node.op {
+            _ if self.contractions.contains_key(&id) => {
+                self.groups[g].domain == Domain::Map
+                    && mine.len() == 1
+                    && node.ty.shape.numel() == self.graph.ty(self.groups[g].root).shape.numel()
+                    && self.stored_place(id, g, uses).is_some()
+                    && !self.has_loops(g)
+            }
             // A prologue runs once per tile and per element of it.
             Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
             _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id),
@@ -208,20 +269,14 @@ impl Fuser<'_> {
                 let [only] = mine[..] else { return false };
                 !only.guarded && self.groups[g].domain == Domain::Map && self.evaluations(only, g) == Some(node.ty.shape.numel())
             }
-            Op::Dot(_) | Op::Conv(_) => {
-                self.groups[g].domain == Domain::Map
-                    && mine.len() == 1
-                    && node.ty.shape.numel() == self.graph.ty(self.groups[g].root).shape.numel()
-                    && self.stored_place(id, g, uses).is_some()
-                    && !self.has_loops(g)
-            }
             _ => false,
         }
     }
 
     /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
     fn bindings_with(&self, id: NodeId, g: usize) -> usize {
-        let operands: BTreeSet<NodeId> = self.graph.node(id).operands.iter().copied().collect();
+        let computed = self.contractions.get(&id).map_or(std::slice::from_ref(&id), |sum| &sum.terms);
+        let operands: BTreeSet<NodeId> = computed.iter().flat_map(|&n| &self.graph.node(n).operands).copied().collect();
         let added = operands.into_iter().filter(|&o| in_memory(self.graph, o) && !self.frontier[g].contains(&o)).count();
         self.frontier[g].len() - 1 + added + self.groups[g].stored.len()
     }
@@ -355,9 +410,9 @@ impl Fuser<'_> {
         self.frontier[g].remove(&id);
         let mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
         match &self.graph.node(id).op {
-            Op::Dot(_) | Op::Conv(_) => {
+            _ if self.contractions.contains_key(&id) => {
                 if let Some(place) = self.stored_place(id, g, uses) {
-                    self.groups[g].domain = Domain::Contract { dot: id, place };
+                    self.groups[g].domain = Domain::Contract { sum: self.contractions[&id].clone(), place };
                 }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
@@ -379,6 +434,22 @@ impl Fuser<'_> {
         let plain = |operand: NodeId, at: Vec<Index>| Access { guards: Vec::new(), operand, at };
         let mut in_prologue = prologue;
         let accesses: Vec<Access> = match &n.op {
+            _ if self.contractions.contains_key(&id) => {
+                in_prologue = true;
+                let terms = self.contractions[&id].terms.clone();
+                self.groups[g].nodes.extend(&terms);
+                let shape = contract_shape(self.graph, terms[0]);
+                let batch = self.loop_vars(shape.batch.iter().copied());
+                let m = self.loop_vars(shape.m.iter().copied());
+                let n = self.loop_vars(shape.n.iter().copied());
+                let mut accesses = Vec::new();
+                for term in terms {
+                    let k = self.loop_vars(contract_shape(self.graph, term).k);
+                    accesses.push(contract_lhs(self.graph, term, &ContractAt { batch: &batch, free: &m, k: &k }));
+                    accesses.push(contract_rhs(self.graph, term, &ContractAt { batch: &batch, free: &n, k: &k }));
+                }
+                accesses
+            }
             op if op.is_pointwise() => n.operands.iter().map(|&o| plain(o, at.to_vec())).collect(),
             op if op.is_movement() => movement(self.graph, id, at),
             Op::RandomUniform { .. } => (0..4).map(|word| plain(n.operands[0], vec![Index::constant(word)])).collect(),
@@ -413,18 +484,6 @@ impl Fuser<'_> {
                 let j = self.loop_vars(shape.iter().copied());
                 let source = at[..*axis].iter().chain(&j).chain(&at[axis + 1..]).cloned().collect();
                 vec![plain(n.operands[0], at.to_vec()), plain(n.operands[1], j), plain(n.operands[2], source)]
-            }
-            Op::Dot(_) | Op::Conv(_) => {
-                in_prologue = true;
-                let shape = contract_shape(self.graph, id);
-                let batch = self.loop_vars(shape.batch.iter().copied());
-                let m = self.loop_vars(shape.m.iter().copied());
-                let n = self.loop_vars(shape.n.iter().copied());
-                let k = self.loop_vars(shape.k.iter().copied());
-                vec![
-                    contract_lhs(self.graph, id, &ContractAt { batch: &batch, free: &m, k: &k }),
-                    contract_rhs(self.graph, id, &ContractAt { batch: &batch, free: &n, k: &k }),
-                ]
             }
             op => unreachable!("{} has no fusion rule", op.name()),
         };

@@ -11,7 +11,9 @@ use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Stmt};
 use crate::eval::Evaluator;
 use crate::fuse::{Domain, Group, Place, Stored};
 use crate::index::{Index, ravel, unravel};
+use crate::order::Launch;
 use crate::profile::DeviceProfile;
+use crate::wgsl::Part;
 
 /// What a buffer of the kernel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +40,94 @@ impl Bound {
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub family: &'static str,
-    pub body: Body,
-    /// One per buffer of the body.
+    /// Of one workgroup size.
+    pub parts: Vec<Part>,
+    pub buffers: Vec<Buffer>,
+    /// One per buffer.
     pub bound: Vec<Bound>,
     pub workgroups: [u32; 3],
+}
+
+impl Emitted {
+    fn new(family: &'static str, body: Body, bound: Vec<Bound>, workgroups: [u32; 3]) -> Self {
+        let buffers = body.buffers.clone();
+        let part = Part { body, bindings: (0..buffers.len()).collect(), workgroups: workgroups.iter().product() };
+        Emitted { family, parts: vec![part], buffers, bound, workgroups }
+    }
+
+    /// One kernel whose workgroups do what those of `kernels`, of one workgroup size, do.
+    fn join(kernels: Vec<Emitted>, profile: &DeviceProfile) -> Option<Self> {
+        let mut kernels = kernels.into_iter();
+        let mut all = kernels.next()?;
+        for kernel in kernels {
+            let places: Vec<usize> = kernel
+                .bound
+                .iter()
+                .zip(&kernel.buffers)
+                .map(|(bound, buffer)| {
+                    let known = all.bound.iter().position(|b| b == bound && matches!(bound, Bound::Read(_)));
+                    known.unwrap_or_else(|| {
+                        all.bound.push(*bound);
+                        all.buffers.push(*buffer);
+                        all.bound.len() - 1
+                    })
+                })
+                .collect();
+            all.parts.extend(kernel.parts.into_iter().map(|part| {
+                let bindings = part.bindings.iter().map(|&b| places[b]).collect();
+                Part { bindings, ..part }
+            }));
+            (all.workgroups, _) = grid(all.parts.iter().map(|part| part.workgroups as usize).sum(), profile);
+        }
+        Some(all)
+    }
+
+    pub fn workgroup_size(&self) -> [u32; 3] {
+        self.parts.first().map_or([1; 3], |part| part.body.workgroup_size)
+    }
 }
 
 /// Invocations per workgroup where nothing else decides.
 const WORKGROUP: usize = 64;
 
+/// What a workgroup of a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workgroup {
+    pub invocations: u32,
+    /// Lengths of arrays of vectors in workgroup memory, in scalars.
+    pub vectors: [usize; 2],
+    /// Scalars in workgroup memory besides.
+    pub scalars: usize,
+}
+
+impl Workgroup {
+    pub fn of(graph: &Graph, group: &Group, profile: &DeviceProfile) -> Self {
+        match &group.domain {
+            Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+            Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
+            Domain::Contract { sum, .. } => contract::workgroup(graph, sum, profile),
+        }
+    }
+
+    /// Bytes of workgroup memory of a kernel that runs one of these, at most.
+    pub fn shared_bytes(all: &[Workgroup]) -> usize {
+        let vectors = |i: usize| all.iter().map(|w| w.vectors[i]).max().unwrap_or(0);
+        4 * (vectors(0) + vectors(1) + all.iter().map(|w| w.scalars).max().unwrap_or(0))
+    }
+}
+
+/// Emits the kernel of a launch. `in_place` maps stored nodes to the parameters that they overwrite.
+pub fn emit_launch(
+    graph: &Graph,
+    launch: &Launch,
+    in_place: &BTreeMap<NodeId, NodeId>,
+    profile: &DeviceProfile,
+) -> Option<Emitted> {
+    Emitted::join(launch.groups.iter().map(|group| emit(graph, group, in_place, profile)).collect(), profile)
+}
+
 /// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
-pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
+fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
     let mut kernel = KernelEmitter::new(graph, group, in_place);
     let (family, workgroup_size, workgroups) = match &group.domain {
         Domain::Map => ("map", [WORKGROUP as u32, 1, 1], rows::map(&mut kernel, profile)),
@@ -56,12 +135,12 @@ pub fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, p
             let (lanes, workgroups) = rows::row(&mut kernel, rows, profile);
             ("row", [lanes, 1, 1], workgroups)
         }
-        Domain::Contract { dot, place } => {
-            let (size, workgroups) = contract::contract(&mut kernel, *dot, place, profile);
+        Domain::Contract { sum, place } => {
+            let (size, workgroups) = contract::contract(&mut kernel, sum, place, profile);
             ("contract", [size, 1, 1], workgroups)
         }
     };
-    Emitted { family, body: kernel.e.b.finish(workgroup_size), bound: kernel.bound, workgroups }
+    Emitted::new(family, kernel.e.b.finish(workgroup_size), kernel.bound, workgroups)
 }
 
 /// A kernel that writes a value which lies in memory, or counts, to a second place.
@@ -80,7 +159,7 @@ pub fn copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
     let value = e.eval(from, &unravel(&i, shape));
     let index = e.b.index(&i);
     e.b.store(target, index, value);
-    Emitted { family: "map", body: e.b.finish([WORKGROUP as u32, 1, 1]), bound, workgroups }
+    Emitted::new("map", e.b.finish([WORKGROUP as u32, 1, 1]), bound, workgroups)
 }
 
 struct KernelEmitter<'a> {

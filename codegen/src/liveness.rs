@@ -71,6 +71,19 @@ impl Liveness {
         liveness
     }
 
+    /// Keeps what is read last in a level until its end, so that nothing in the level has to wait for memory.
+    pub fn last_through(&mut self, levels: &[usize]) {
+        let mut ends: Vec<usize> = (0..levels.len()).collect();
+        for step in (1..levels.len()).rev() {
+            if levels[step - 1] == levels[step] {
+                ends[step - 1] = ends[step];
+            }
+        }
+        for lifetime in &mut self.lifetimes {
+            lifetime.until = ends.get(lifetime.until).copied().unwrap_or(lifetime.until);
+        }
+    }
+
     /// The most bytes in use at one step: no placement needs less.
     pub fn peak(&self) -> u64 {
         let steps = self.lifetimes.iter().map(|l| l.until + 1).max().unwrap_or(0);

@@ -1,15 +1,118 @@
-//! The execution order of groups.
+//! When groups run, and which run together.
+//!
+//! Groups run in levels: a level waits for the levels before it, and nothing in it waits for anything else in it. Groups of a level
+//! that read the same values share a dispatch, each with workgroups of its own (horizontal fusion).
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use meganeura_ir::{Graph, NodeId, Op, ParameterId};
 
-use crate::fuse::Group;
+use crate::fuse::{Domain, Group};
+use crate::kernels::Workgroup;
+use crate::profile::DeviceProfile;
 
-/// Sorts groups so that each follows what it reads and, where possible, the group that replaces a parameter follows all others that
-/// read it: then the update can overwrite it in place. What frees at least the memory that it takes runs as soon as it can; otherwise groups
-/// keep the order of their roots.
-pub fn order(graph: &Graph, groups: Vec<Group>) -> Vec<Group> {
+/// Groups that one dispatch runs.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub groups: Vec<Group>,
+    pub level: usize,
+}
+
+/// The most groups in a dispatch.
+const MAX_GROUPS: usize = 8;
+/// The most levels that a group which nothing waits for is put off to join others.
+const MAX_DELAY: usize = 12;
+
+/// Divides groups into launches, in execution order. Each follows what it reads and, where possible, the group that replaces a parameter
+/// follows all others that read it: then the update can overwrite it in place.
+pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<Launch> {
+    let edges = edges(graph, &groups);
+    let mut level = edges.levels();
+    let kinds: Vec<Kind> = groups.iter().map(|group| Kind::new(graph, group, profile)).collect();
+    edges.start_late(&mut level);
+    let fits = |members: &[usize]| fits(graph, &groups, &kinds, members, profile);
+    edges.join_late(&mut level, &kinds, fits);
+    let last = |g: usize| edges.after[g].is_empty();
+    let joined = join(&level, fits, |a, b| kinds[a].suits(&kinds[b]) || last(a) && last(b) && kinds[a].resembles(&kinds[b]));
+    let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
+    let launch = |(level, members): (usize, Vec<usize>)| {
+        let groups = members.into_iter().filter_map(|g| slots[g].take()).collect();
+        Launch { groups, level }
+    };
+    joined.into_iter().map(launch).collect()
+}
+
+/// What decides whether groups can share a dispatch.
+struct Kind {
+    family: u8,
+    workgroup: Workgroup,
+    /// What the group reads that has more than one element.
+    shared: BTreeSet<NodeId>,
+}
+
+impl Kind {
+    fn new(graph: &Graph, group: &Group, profile: &DeviceProfile) -> Self {
+        let family = match group.domain {
+            Domain::Map => 0,
+            Domain::Row { .. } => 1,
+            Domain::Contract { .. } => 2,
+        };
+        let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
+        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared }
+    }
+
+    fn resembles(&self, other: &Kind) -> bool {
+        self.family == other.family && self.workgroup.invocations == other.workgroup.invocations
+    }
+
+    fn suits(&self, other: &Kind) -> bool {
+        self.resembles(other) && !self.shared.is_disjoint(&other.shared)
+    }
+}
+
+/// Whether one kernel can hold these groups.
+fn fits(graph: &Graph, groups: &[Group], kinds: &[Kind], members: &[usize], profile: &DeviceProfile) -> bool {
+    let workgroups: Vec<Workgroup> = members.iter().map(|&m| kinds[m].workgroup).collect();
+    members.len() <= MAX_GROUPS
+        && Workgroup::shared_bytes(&workgroups) <= profile.max_workgroup_bytes as usize
+        && bindings(graph, &members.iter().map(|&m| &groups[m]).collect::<Vec<_>>()) <= profile.max_storage_bindings as usize
+}
+
+/// Levels with the groups of their launches, in execution order.
+fn join(
+    level: &[usize],
+    fits: impl Fn(&[usize]) -> bool,
+    suits: impl Fn(usize, usize) -> bool,
+) -> Vec<(usize, Vec<usize>)> {
+    let mut levels: BTreeMap<usize, Vec<Vec<usize>>> = BTreeMap::new();
+    for (g, &at) in level.iter().enumerate() {
+        let launches = levels.entry(at).or_default();
+        let joins = |members: &&mut Vec<usize>| {
+            members.iter().any(|&m| suits(m, g)) && fits(&members.iter().copied().chain([g]).collect::<Vec<_>>())
+        };
+        match launches.iter_mut().find(joins) {
+            Some(members) => members.push(g),
+            None => launches.push(vec![g]),
+        }
+    }
+    levels.into_iter().flat_map(|(level, launches)| launches.into_iter().map(move |members| (level, members))).collect()
+}
+
+/// Buffers that a kernel of these groups binds, if every update that can be in place is.
+fn bindings(graph: &Graph, groups: &[&Group]) -> usize {
+    let reads: BTreeSet<NodeId> = groups.iter().flat_map(|group| &group.reads).copied().collect();
+    let stored: usize = groups.iter().map(|group| group.stored.len()).sum();
+    let in_place = |group: &&Group| {
+        let updated = graph.updates().iter().filter(|u| group.stored.iter().any(|s| s.node == u.node));
+        let replaced: BTreeSet<ParameterId> = updated.map(|u| u.parameter).collect();
+        let elementwise = group.elementwise.iter();
+        elementwise.filter(|n| matches!(graph.node(**n).op, Op::Parameter(p) if replaced.contains(&p))).count()
+    };
+    reads.len() + stored - groups.iter().map(in_place).sum::<usize>()
+}
+
+/// What must wait for what.
+fn edges(graph: &Graph, groups: &[Group]) -> Edges {
     let mut writer: HashMap<NodeId, usize> = HashMap::new();
     for (g, group) in groups.iter().enumerate() {
         writer.extend(group.stored.iter().map(|s| (s.node, g)));
@@ -36,10 +139,7 @@ pub fn order(graph: &Graph, groups: Vec<Group>) -> Vec<Group> {
             }
         }
     }
-    let memory = Pressure::new(graph, &groups, &writer);
-    let order = edges.sorted(memory);
-    let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
-    order.into_iter().filter_map(|g| slots[g].take()).collect()
+    edges
 }
 
 struct Edges {
@@ -69,15 +169,69 @@ impl Edges {
         false
     }
 
-    /// A topological order that takes the smallest ready index first, and before it what costs no memory.
-    fn sorted(&self, mut memory: Pressure) -> Vec<usize> {
+    /// The earliest level of each group.
+    fn levels(&self) -> Vec<usize> {
+        let mut level = vec![0; self.after.len()];
+        for g in self.sorted() {
+            for &next in &self.after[g] {
+                level[next] = level[next].max(level[g] + 1);
+            }
+        }
+        level
+    }
+
+    /// Puts off what depends on no other group, nor on groups that do, until it is needed: its results would wait in memory.
+    fn start_late(&self, level: &mut [usize]) {
+        let order = self.sorted();
+        let mut depends = vec![false; self.after.len()];
+        for &g in &order {
+            // A chain of groups that begins with leaves may be put off as a whole.
+            let chain = self.after[g].len() == 1;
+            for &next in &self.after[g] {
+                depends[next] |= depends[g] || !chain;
+            }
+        }
+        for &g in order.iter().rev() {
+            let needed = self.after[g].iter().map(|&next| level[next]).min();
+            if let (false, Some(needed)) = (depends[g], needed) {
+                level[g] = level[g].max(needed - 1);
+            }
+        }
+    }
+
+    /// Puts off what nothing waits for until others of its kind run, those first that read the same.
+    fn join_late(&self, level: &mut [usize], kinds: &[Kind], fits: impl Fn(&[usize]) -> bool) {
+        let mut last: Vec<usize> = (0..self.after.len()).filter(|&g| self.after[g].is_empty()).collect();
+        last.sort_by_key(|&g| level[g]);
+        let tests: [fn(&Kind, &Kind) -> bool; 2] = [Kind::suits, Kind::resembles];
+        for suits in tests {
+            let mut alone = Vec::new();
+            while let Some((&first, rest)) = last.split_first() {
+                let mut together = vec![first];
+                for &g in rest.iter().take_while(|&&g| level[g] <= level[first] + MAX_DELAY) {
+                    together.push(g);
+                    if !(suits(&kinds[first], &kinds[g]) && fits(&together)) {
+                        together.pop();
+                    }
+                }
+                let at = together.iter().map(|&g| level[g]).max().unwrap_or(0);
+                together.iter().for_each(|&g| level[g] = at);
+                if together.len() == 1 {
+                    alone.push(first);
+                }
+                last.retain(|g| !together.contains(g));
+            }
+            last = alone;
+        }
+    }
+
+    /// A topological order that takes the smallest ready index first.
+    fn sorted(&self) -> Vec<usize> {
         let mut waiting = vec![0usize; self.after.len()];
         self.after.iter().flatten().for_each(|&g| waiting[g] += 1);
         let mut ready: BTreeSet<usize> = (0..waiting.len()).filter(|&g| waiting[g] == 0).collect();
         let mut order = Vec::with_capacity(waiting.len());
-        while let Some(g) = ready.iter().copied().find(|&g| memory.growth(g) <= 0).or(ready.first().copied()) {
-            ready.remove(&g);
-            memory.run(g);
+        while let Some(g) = ready.pop_first() {
             order.push(g);
             for &next in &self.after[g] {
                 waiting[next] -= 1;
@@ -90,62 +244,30 @@ impl Edges {
     }
 }
 
-/// Bytes that groups take and free, while they are put in order.
-#[derive(Default)]
-struct Pressure {
-    /// Per group: bytes of the intermediate results that it stores.
-    takes: Vec<i64>,
-    /// Per group: the intermediate results that it reads.
-    reads: Vec<Vec<NodeId>>,
-    /// Of each intermediate result: its bytes, and how many groups have yet to read it.
-    waiting: HashMap<NodeId, (i64, usize)>,
-}
-
-impl Pressure {
-    fn new(graph: &Graph, groups: &[Group], writer: &HashMap<NodeId, usize>) -> Self {
-        // Outputs and updates have places of their own.
-        let kept: HashSet<NodeId> = graph.roots().collect();
-        let bytes = |id: NodeId| graph.ty(id).device_bytes() as i64;
-        let takes = groups.iter().map(|g| g.stored.iter().map(|s| s.node).filter(|n| !kept.contains(n)).map(bytes).sum());
-        let mut memory = Pressure { takes: takes.collect(), ..Pressure::default() };
-        for group in groups {
-            let reads: Vec<NodeId> =
-                group.reads.iter().copied().filter(|n| writer.contains_key(n) && !kept.contains(n)).collect();
-            for &node in &reads {
-                memory.waiting.entry(node).or_insert((bytes(node), 0)).1 += 1;
-            }
-            memory.reads.push(reads);
-        }
-        memory
-    }
-
-    /// Bytes in use after the group runs, less those before.
-    fn growth(&self, g: usize) -> i64 {
-        let last = self.reads[g].iter().filter_map(|node| self.waiting.get(node)).filter(|(_, readers)| *readers == 1);
-        self.takes[g] - last.map(|(bytes, _)| bytes).sum::<i64>()
-    }
-
-    fn run(&mut self, g: usize) {
-        for node in &self.reads[g] {
-            if let Some((_, readers)) = self.waiting.get_mut(node) {
-                *readers -= 1;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn edges(count: usize, pairs: &[(usize, usize)]) -> Edges {
+        let mut edges = Edges::new(count);
+        pairs.iter().for_each(|&(before, after)| edges.add(before, after));
+        edges
+    }
+
     #[test]
     fn ready_groups_keep_their_order_and_edges_hold() {
-        let mut edges = Edges::new(4);
-        edges.add(0, 2);
-        edges.add(3, 1);
-        let memory = || Pressure { takes: vec![1; 4], reads: vec![Vec::new(); 4], ..Pressure::default() };
-        assert_eq!(edges.sorted(memory()), vec![0, 2, 3, 1]);
-        assert_eq!(edges.sorted(Pressure { takes: vec![1, 1, 1, 0], ..memory() }), vec![3, 0, 1, 2]);
+        let edges = edges(4, &[(0, 2), (3, 1)]);
+        assert_eq!(edges.sorted(), vec![0, 2, 3, 1]);
         assert!(edges.reaches(3, 1) && !edges.reaches(1, 3));
+    }
+
+    #[test]
+    fn levels_are_longest_paths_and_leaves_wait_until_they_are_needed() {
+        // 0 -> 1 -> 2, and 3 feeds 2 alone.
+        let edges = edges(4, &[(0, 1), (1, 2), (3, 2)]);
+        let mut level = edges.levels();
+        assert_eq!(level, vec![0, 1, 2, 0]);
+        edges.start_late(&mut level);
+        assert_eq!(level, vec![0, 1, 2, 1]);
     }
 }

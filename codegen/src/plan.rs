@@ -8,6 +8,7 @@ use crate::eval::device_words;
 use crate::fuse::{Group, Place, in_memory};
 use crate::kernels::Emitted;
 use crate::liveness::Liveness;
+use crate::order::Launch;
 use crate::pack::pack;
 use crate::program::{ALIGNMENT, Access, Binding, ConstantData, Dispatch, Memory, ParameterBinding, Region, Space};
 use crate::{CompileError, DeviceProfile};
@@ -58,11 +59,12 @@ pub struct Copy {
 }
 
 /// Places leaves, outputs and updates.
-pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Result<Layout, CompileError> {
+pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Result<Layout, CompileError> {
+    let groups = || launches.iter().flat_map(|launch| &launch.groups);
     let limit = profile.max_binding_bytes;
     let size_of = |id: NodeId| graph.ty(id).device_bytes() as u64;
     let leaves = graph.live().into_iter().filter(|id| graph.node(*id).op.is_leaf() && in_memory(graph, *id));
-    let stored = groups.iter().flat_map(|group| &group.stored).map(|stored| stored.node);
+    let stored = groups().flat_map(|group| &group.stored).map(|stored| stored.node);
     for id in leaves.chain(stored) {
         if size_of(id) > limit {
             return Err(CompileError::TensorTooLarge { ty: graph.ty(id).clone(), limit });
@@ -103,8 +105,7 @@ pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Resul
     }
     let mut constants_arena = Arena::default();
     let mut constants = Vec::new();
-    let read: std::collections::BTreeSet<NodeId> =
-        groups.iter().flat_map(|g| g.reads.iter().copied()).chain(graph.roots()).collect();
+    let read: std::collections::BTreeSet<NodeId> = groups().flat_map(|g| g.reads.iter().copied()).chain(graph.roots()).collect();
     for id in read {
         if let Op::Constant(value) = &graph.node(id).op
             && size_of(id) > 0
@@ -133,12 +134,15 @@ pub fn layout(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Resul
     for u in graph.updates() {
         let Some(region) = parameters[u.parameter.0 as usize].region else { continue };
         let parameter = live.get(&Op::Parameter(u.parameter)).copied();
-        let writer = groups.iter().position(|g| g.stored.iter().any(|s| s.node == u.node));
-        let safe = writer.is_some_and(|w| {
+        let writes = |group: &Group| group.stored.iter().any(|s| s.node == u.node);
+        let writer = launches.iter().enumerate().find_map(|(w, launch)| Some((w, launch.groups.iter().find(|g| writes(g))?)));
+        let safe = writer.is_some_and(|(w, group)| {
             parameter.is_none_or(|p| {
-                let read_later = groups[w + 1..].iter().any(|g| g.reads.contains(&p));
+                // Nothing orders the other groups of its launch.
+                let others = launches[w..].iter().flat_map(|launch| &launch.groups).filter(|other| other.root != group.root);
+                let read_later = others.into_iter().any(|g| g.reads.contains(&p));
                 let is_output = graph.outputs().iter().any(|o| o.node == p);
-                let elementwise = !groups[w].reads.contains(&p) || overwrites(graph, &groups[w], u.node, p);
+                let elementwise = !group.reads.contains(&p) || overwrites(graph, group, u.node, p);
                 !read_later && !is_output && elementwise
             })
         });
@@ -194,10 +198,19 @@ pub struct Placement {
     pub copied: HashMap<NodeId, Region>,
 }
 
-/// Places intermediate results, with reuse, and binds every kernel's buffers. `schedule` indexes `emitted`, in execution order.
-pub fn bind(graph: &Graph, emitted: &[Emitted], schedule: &[usize], layout: &Layout, profile: &DeviceProfile) -> Placement {
-    let liveness = Liveness::new(graph, emitted, schedule, &layout.home, &layout.copies);
+/// Places intermediate results, with reuse, and binds every kernel's buffers. `schedule` indexes `emitted`, in execution order; `levels` are
+/// the levels of its steps.
+pub fn bind(
+    graph: &Graph,
+    emitted: &[Emitted],
+    schedule: &[usize],
+    levels: &[usize],
+    layout: &Layout,
+    profile: &DeviceProfile,
+) -> Placement {
+    let mut liveness = Liveness::new(graph, emitted, schedule, &layout.home, &layout.copies);
     let live = liveness.peak();
+    liveness.last_through(levels);
     let packing = pack(&liveness.lifetimes, live, profile.max_binding_bytes);
     let place = |index: usize| {
         let (buffer, offset) = packing.places[index];

@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use meganeura_ir::{Graph, NodeId};
 
 use crate::access::contract_shape;
-use crate::fuse::{Domain, Group};
+use crate::fuse::Domain;
 use crate::kernels::{Bound, Emitted};
+use crate::order::Launch;
 use crate::plan::{Layout, Placement, bind};
 use crate::program::{ALIGNMENT, Region};
 use crate::{CompileError, DeviceProfile};
@@ -26,11 +27,11 @@ const TRIALS: u32 = 12;
 /// Operations of a contraction that take as long as moving a byte.
 const OPERATIONS_PER_BYTE: u64 = 16;
 
-/// What is to be placed: kernels in execution order, one per group.
+/// What is to be placed: kernels in execution order, one per launch.
 #[derive(Clone, Copy)]
 pub struct Sequence<'a> {
     pub graph: &'a Graph,
-    pub groups: &'a [Group],
+    pub launches: &'a [Launch],
     pub emitted: &'a [Emitted],
     pub layout: &'a Layout,
     pub profile: &'a DeviceProfile,
@@ -79,7 +80,8 @@ impl Sequence<'_> {
     }
 
     fn placed(&self, schedule: Vec<usize>) -> (Vec<usize>, Placement) {
-        let placement = bind(self.graph, self.emitted, &schedule, self.layout, self.profile);
+        let levels: Vec<usize> = schedule.iter().map(|&launch| self.launches[launch].level).collect();
+        let placement = bind(self.graph, self.emitted, &schedule, &levels, self.layout, self.profile);
         (schedule, placement)
     }
 }
@@ -109,7 +111,7 @@ struct Work {
 
 impl Work {
     fn new(sequence: &Sequence) -> Self {
-        let Sequence { graph, groups, emitted, layout, .. } = *sequence;
+        let Sequence { graph, launches, emitted, layout, .. } = *sequence;
         let mut work = Work { values: Vec::new(), tasks: Vec::new() };
         let mut index: HashMap<NodeId, usize> = HashMap::new();
         let mut overwritten: BTreeMap<Region, usize> = BTreeMap::new();
@@ -117,7 +119,7 @@ impl Work {
             let written = kernel.bound.iter().filter(|b| !matches!(b, Bound::Read(_)));
             overwritten.extend(written.filter_map(|b| Some((*layout.home.get(&b.node())?, step))));
         }
-        for (step, (kernel, group)) in emitted.iter().zip(groups).enumerate() {
+        for (step, (kernel, launch)) in emitted.iter().zip(launches).enumerate() {
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
             let mut until = Some(usize::MAX);
             for bound in &kernel.bound {
@@ -142,7 +144,7 @@ impl Work {
                     }
                 }
             }
-            work.tasks.push(Task { reads, writes, cost: cost(graph, group, kernel), until });
+            work.tasks.push(Task { reads, writes, cost: cost(graph, launch, kernel), until });
         }
         for copy in &layout.copies {
             if let Some(&value) = index.get(&copy.from) {
@@ -328,18 +330,21 @@ struct Demand {
 }
 
 /// What a kernel takes: the bytes that it moves, and the arithmetic of a contraction.
-fn cost(graph: &Graph, group: &Group, kernel: &Emitted) -> u64 {
+fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
     let moved = kernel.bound.iter().map(|bound| graph.ty(bound.node()).device_bytes() as u64).sum::<u64>();
-    let arithmetic = match group.domain {
-        Domain::Contract { dot, .. } => {
-            let shape = contract_shape(graph, dot);
-            let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k];
-            let products = sizes.into_iter().flatten().fold(1u64, |product, &size| product.saturating_mul(size as u64));
+    let products = |&dot: &NodeId| {
+        let shape = contract_shape(graph, dot);
+        let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k];
+        sizes.into_iter().flatten().fold(1u64, |product, &size| product.saturating_mul(size as u64))
+    };
+    let arithmetic = launch.groups.iter().map(|group| match &group.domain {
+        Domain::Contract { sum, .. } => {
+            let products = sum.terms.iter().map(products).fold(0, u64::saturating_add);
             products.saturating_mul(2) / OPERATIONS_PER_BYTE
         }
         Domain::Map | Domain::Row { .. } => 0,
-    };
-    moved.saturating_add(arithmetic).max(1)
+    });
+    arithmetic.fold(moved, u64::saturating_add).max(1)
 }
 
 #[cfg(test)]

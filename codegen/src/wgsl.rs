@@ -6,58 +6,146 @@ use std::fmt::Write;
 use meganeura_ir::{BinaryOp, CompareOp, DType, UnaryOp};
 use meganeura_shaders::HELPERS;
 
-use crate::body::{Body, Builtin, Expr, ExprId, Literal, Scalar, SlotId, Stmt, operands};
+use crate::body::{Body, Buffer, Builtin, Expr, ExprId, Literal, Scalar, SlotId, Stmt, operands};
 
 /// Longest text of an expression that is written where it is used rather than named.
 const MAX_INLINE: usize = 96;
 
-/// The WGSL source of a kernel with entry point `main`.
-pub fn print(body: &Body) -> String {
-    let usage = Usage::of(body);
-    let mut p = Printer { body, usage, text: HashMap::new(), helpers: BTreeSet::new(), out: String::new() };
-    p.stmts(&body.stmts, 1);
+/// A body in a kernel, which may have several.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub body: Body,
+    /// The kernel's binding of each buffer of the body.
+    pub bindings: Vec<usize>,
+    /// The workgroups that run it.
+    pub workgroups: u32,
+}
+
+/// The WGSL source of a kernel with entry point `main`: the parts, of one workgroup size, divide the workgroups of a grid of `grid` among
+/// themselves in order. `buffers` are the bindings.
+pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
+    let mut helpers = BTreeSet::new();
+    let mut arrays = Arrays::default();
+    let mut text = String::new();
+    let (mut first, several) = (0, parts.len() > 1);
+    for part in parts {
+        let usage = Usage::of(&part.body);
+        let names = arrays.name(&part.body);
+        let depth = if several { 2 } else { 1 };
+        let mut p = Printer { part, usage, arrays: names, text: HashMap::new(), helpers: BTreeSet::new(), out: String::new() };
+        p.stmts(&part.body.stmts, depth);
+        if several {
+            let otherwise = if first == 0 { "    " } else { " else " };
+            let _ = writeln!(text, "{otherwise}if number < {}u {{", first + part.workgroups);
+        }
+        let indent = "    ".repeat(depth);
+        for (var, builtin) in &part.body.builtins {
+            let number = match (several, first, *builtin) {
+                (
+                    false,
+                    _,
+                    Builtin::GlobalLinear { workgroups_x, workgroups_y } | Builtin::GroupLinear { workgroups_x, workgroups_y },
+                ) => linear(workgroups_x, workgroups_y),
+                (true, 0, _) | (false, _, Builtin::Local) => "number".to_string(),
+                (true, ..) => format!("(number - {first}u)"),
+            };
+            let value = match *builtin {
+                Builtin::GlobalLinear { .. } => {
+                    format!("i32({number} * {}u + lane)", part.body.workgroup_size.iter().product::<u32>())
+                }
+                Builtin::GroupLinear { .. } => format!("i32({number})"),
+                Builtin::Local => "i32(lane)".to_string(),
+            };
+            let _ = writeln!(text, "{indent}let i{var} = {value};");
+        }
+        text.push_str(&p.out);
+        if several {
+            text.push_str("    }");
+        }
+        helpers.append(&mut p.helpers);
+        first += part.workgroups;
+    }
+    if several {
+        text.push('\n');
+    }
     let mut source = String::new();
     for (position, helper) in HELPERS.iter().enumerate() {
-        if p.helpers.contains(&position) {
+        if helpers.contains(&position) {
             source.push_str(helper.source);
             source.push('\n');
         }
     }
-    for (i, buffer) in body.buffers.iter().enumerate() {
+    for (i, buffer) in buffers.iter().enumerate() {
         let access = if buffer.writable { "read_write" } else { "read" };
         let element = scalar_name(stored(buffer.scalar));
         let _ = writeln!(source, "@group(0) @binding({i}) var<storage, {access}> b{i}: array<{element}>;");
     }
-    for array in &body.shared {
-        let (slot, length) = (array.slot.0, array.length);
-        let element = scalar_name(stored(body.slots[slot as usize]));
+    for (i, array) in arrays.0.iter().enumerate() {
+        let element = scalar_name(array.scalar);
         let _ = match array.vectors {
-            true => writeln!(source, "var<workgroup> w{slot}: array<vec4<{element}>, {}>;", length / 4),
-            false => writeln!(source, "var<workgroup> w{slot}: array<{element}, {length}>;"),
+            true => writeln!(source, "var<workgroup> w{i}: array<vec4<{element}>, {}>;", array.length / 4),
+            false => writeln!(source, "var<workgroup> w{i}: array<{element}, {}>;", array.length),
         };
     }
-    let [x, y, z] = body.workgroup_size;
+    let [x, y, z] = parts.first().map_or([1; 3], |part| part.body.workgroup_size);
     let _ = writeln!(
         source,
         "\n@compute @workgroup_size({x}, {y}, {z})\nfn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{"
     );
-    for (var, builtin) in &body.builtins {
-        let number = |x: u32, y: u32| match (x, y) {
-            (_, 1) if x != 65535 => "group.x".to_string(),
-            _ => format!("((group.z * {y}u + group.y) * {x}u + group.x)"),
-        };
-        let value = match *builtin {
-            Builtin::GlobalLinear { workgroups_x, workgroups_y } => {
-                format!("i32({} * {}u + lane)", number(workgroups_x, workgroups_y), x * y * z)
-            }
-            Builtin::GroupLinear { workgroups_x, workgroups_y } => format!("i32({})", number(workgroups_x, workgroups_y)),
-            Builtin::Local => "i32(lane)".to_string(),
-        };
-        let _ = writeln!(source, "    let i{var} = {value};");
+    if several {
+        let _ = writeln!(source, "    let number = {};", linear(grid[0], grid[1]));
     }
-    source.push_str(&p.out);
+    source.push_str(&text);
     source.push_str("}\n");
     source
+}
+
+/// The number of a workgroup in its grid.
+fn linear(workgroups_x: u32, workgroups_y: u32) -> String {
+    match (workgroups_x, workgroups_y) {
+        (x, 1) if x != 65535 => "group.x".to_string(),
+        (x, y) => format!("((group.z * {y}u + group.y) * {x}u + group.x)"),
+    }
+}
+
+/// Workgroup arrays of a kernel. A workgroup runs one part, so parts share them.
+#[derive(Default)]
+struct Arrays(Vec<Array>);
+
+struct Array {
+    scalar: Scalar,
+    vectors: bool,
+    length: u32,
+}
+
+impl Arrays {
+    /// The arrays that a body uses, by its slots.
+    fn name(&mut self, body: &Body) -> HashMap<SlotId, usize> {
+        let mut taken = HashMap::new();
+        for shared in &body.shared {
+            let scalar = stored(body.slots[shared.slot.0 as usize]);
+            let alike = |i: &usize| {
+                let array = &self.0[*i];
+                array.scalar == scalar && array.vectors == shared.vectors && !taken.values().any(|used| used == i)
+            };
+            let index = (0..self.0.len()).find(alike).unwrap_or(self.0.len());
+            match self.0.get_mut(index) {
+                Some(array) => array.length = array.length.max(shared.length),
+                None => self.0.push(Array { scalar, vectors: shared.vectors, length: shared.length }),
+            }
+            taken.insert(shared.slot, index);
+        }
+        taken
+    }
+}
+
+/// Bytes of workgroup memory that the parts of a kernel need.
+pub fn shared_bytes<'a>(bodies: impl IntoIterator<Item = &'a Body>) -> u64 {
+    let mut arrays = Arrays::default();
+    for body in bodies {
+        arrays.name(body);
+    }
+    arrays.0.iter().map(|array| u64::from(array.length) * 4).sum()
 }
 
 fn scalar_name(s: Scalar) -> &'static str {
@@ -128,8 +216,9 @@ impl Usage {
 }
 
 struct Printer<'a> {
-    body: &'a Body,
+    part: &'a Part,
     usage: Usage,
+    arrays: HashMap<SlotId, usize>,
     /// How each printed expression is written where it is used.
     text: HashMap<ExprId, String>,
     helpers: BTreeSet<usize>,
@@ -150,7 +239,7 @@ impl Printer<'_> {
             match stmt {
                 Stmt::Let(e) => self.define(*e, depth),
                 Stmt::Declare { slot, value } => {
-                    let kind = scalar_name(self.body.slots[slot.0 as usize]);
+                    let kind = scalar_name(self.part.body.slots[slot.0 as usize]);
                     let value = self.operand(*value);
                     self.line(depth, &format!("var s{}: {kind} = {value};", slot.0));
                 }
@@ -172,10 +261,11 @@ impl Printer<'_> {
                 }
                 Stmt::Store { buffer, index, value } => {
                     let (index, value) = (self.operand(*index), self.operand(*value));
+                    let buffer = self.part.bindings[*buffer];
                     self.line(depth, &format!("b{buffer}[{}] = {};", bare(&index), bare(&value)));
                 }
                 Stmt::StoreShared { array, index, value } => {
-                    let boolean = self.body.slots[array.0 as usize] == Scalar::Bool;
+                    let boolean = self.part.body.slots[array.0 as usize] == Scalar::Bool;
                     let (index, value) = (self.operand(*index), self.operand(*value));
                     let value = if boolean { format!("u32({value})") } else { value };
                     let element = self.shared_element(*array, &index);
@@ -192,13 +282,13 @@ impl Printer<'_> {
         if self.usage.count[i] == 0 {
             return;
         }
-        let text = self.expression(&self.body.exprs[i].0.clone());
+        let text = self.expression(&self.part.body.exprs[i].0.clone());
         let movable = !matches!(
-            self.body.exprs[i].0,
+            self.part.body.exprs[i].0,
             Expr::Load { .. } | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. } | Expr::Read(_)
         );
         let near = self.usage.count[i] == 1 && self.usage.used_in[i] == self.usage.block[i];
-        let trivial = matches!(self.body.exprs[i].0, Expr::Var(_) | Expr::Component(..));
+        let trivial = matches!(self.part.body.exprs[i].0, Expr::Var(_) | Expr::Component(..));
         if trivial || movable && near && text.len() <= MAX_INLINE {
             self.text.insert(e, text);
         } else {
@@ -209,15 +299,16 @@ impl Printer<'_> {
 
     /// An element of a workgroup array at `index`, counted in scalars.
     fn shared_element(&self, array: SlotId, index: &str) -> String {
-        let vectors = self.body.shared.iter().any(|shared| shared.slot == array && shared.vectors);
+        let name = self.arrays[&array];
+        let vectors = self.part.body.shared.iter().any(|shared| shared.slot == array && shared.vectors);
         match vectors {
-            true => format!("w{}[{index} >> 2u][{index} & 3]", array.0),
-            false => format!("w{}[{}]", array.0, bare(index)),
+            true => format!("w{name}[{index} >> 2u][{index} & 3]"),
+            false => format!("w{name}[{}]", bare(index)),
         }
     }
 
     fn operand(&mut self, e: ExprId) -> String {
-        if let Expr::Literal(l) = self.body.exprs[e.0 as usize].0 {
+        if let Expr::Literal(l) = self.part.body.exprs[e.0 as usize].0 {
             return self.literal(l);
         }
         self.text[&e].clone()
@@ -226,7 +317,7 @@ impl Printer<'_> {
     /// An operand that the shader's front end does not evaluate: it refuses constant expressions that are not finite, such as the
     /// logarithm of 0.
     fn late_operand(&mut self, e: ExprId) -> String {
-        match self.body.exprs[e.0 as usize].0 {
+        match self.part.body.exprs[e.0 as usize].0 {
             Expr::Literal(Literal::F32(bits)) => self.by_bits(bits),
             _ => self.operand(e),
         }
@@ -271,7 +362,7 @@ impl Printer<'_> {
     }
 
     fn expression(&mut self, expr: &Expr) -> String {
-        let scalar = |e: &ExprId| self.body.exprs[e.0 as usize].1;
+        let scalar = |e: &ExprId| self.part.body.exprs[e.0 as usize].1;
         match expr {
             Expr::Literal(l) => self.literal(*l),
             Expr::Var(v) => format!("i{v}"),
@@ -282,7 +373,7 @@ impl Printer<'_> {
             }
             Expr::Binary(op, a, b) => {
                 let kind = scalar(a);
-                let divisor_is_literal = matches!(self.body.exprs[b.0 as usize].0, Expr::Literal(_));
+                let divisor_is_literal = matches!(self.part.body.exprs[b.0 as usize].0, Expr::Literal(_));
                 let a = if divisor_is_literal { self.late_operand(*a) } else { self.operand(*a) };
                 let b = self.operand(*b);
                 self.binary(*op, kind, divisor_is_literal, a, b)
@@ -316,13 +407,16 @@ impl Printer<'_> {
                 Some(_) => format!("({} & {})", self.operand(*x), c - 1),
                 None => format!("i32(u32({}) % {c}u)", bare(&self.operand(*x))),
             },
-            Expr::Load { buffer, index } => format!("b{buffer}[{}]", bare(&self.operand(*index))),
+            Expr::Load { buffer, index } => format!("b{}[{}]", self.part.bindings[*buffer], bare(&self.operand(*index))),
             Expr::LoadShared { array, index } => {
                 let index = self.operand(*index);
                 let element = self.shared_element(*array, &index);
-                if self.body.slots[array.0 as usize] == Scalar::Bool { format!("({element} != 0u)") } else { element }
+                if self.part.body.slots[array.0 as usize] == Scalar::Bool { format!("({element} != 0u)") } else { element }
             }
-            Expr::LoadSharedVector { array, index } => format!("w{}[{}]", array.0, bare(&self.operand(*index))),
+            Expr::LoadSharedVector { array, index } => {
+                let index = self.operand(*index);
+                format!("w{}[{}]", self.arrays[array], bare(&index))
+            }
             Expr::Component(vector, i) => format!("{}.{}", self.operand(*vector), ["x", "y", "z", "w"][usize::from(*i)]),
             Expr::Read(slot) => format!("s{}", slot.0),
             Expr::MulAdd(a, b, c) => {

@@ -122,3 +122,25 @@ fn integer_products_are_exact_under_every_schedule() {
     g.output("y", y).unwrap();
     check("integers", &g);
 }
+
+#[test]
+fn sums_of_contractions_agree_under_every_schedule() {
+    for (m, n, ks) in [(33, 70, vec![40, 65, 17]), (2, 90, vec![100, 33]), (5, 3, vec![9, 4]), (130, 129, vec![18, 200])] {
+        let mut g = Graph::default();
+        let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![1], ..DotDims::default() };
+        let mut sum = None;
+        for (i, k) in ks.into_iter().enumerate() {
+            let a = g.input(format!("a{i}"), TensorType::new(DType::F32, [m, k])).unwrap();
+            let b = g.input(format!("b{i}"), TensorType::new(DType::F32, [n, k])).unwrap();
+            let dot = g.push(Op::Dot(dims.clone()), &[a, b]).unwrap();
+            sum = Some(sum.map_or(dot, |sum| g.binary(BinaryOp::Add, sum, dot).unwrap()));
+        }
+        let residual = g.input("residual", TensorType::new(DType::F32, [m, n])).unwrap();
+        let y = g.binary(BinaryOp::Mul, sum.unwrap(), residual).unwrap();
+        g.output("y", y).unwrap();
+        let program =
+            compile(&g.clone().verify().unwrap(), &DeviceProfile::generic(), &CompileOptions::default()).unwrap().program;
+        assert_eq!(program.dispatches.len(), 1, "{m} x {n}");
+        check(&format!("sum of {m} x {n}"), &g);
+    }
+}

@@ -1,13 +1,13 @@
 //! The contraction family: `c[b, m, n] = sum_k lhs(b, m, k) * rhs(b, n, k)`, with operands read through index arithmetic and
 //! a prologue, and an epilogue on the accumulators.
 
-use meganeura_ir::{BinaryOp, CompareOp, NodeId};
+use meganeura_ir::{BinaryOp, CompareOp, Graph, NodeId};
 
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
-use crate::fuse::Place;
+use crate::fuse::{Place, Sum};
 use crate::index::{Index, ravel, unravel};
-use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation, workgroup_number};
+use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How the result is divided.
@@ -73,9 +73,13 @@ impl Tiling {
         [m, n].map(|side| self.slices * (side + PADDING) * self.depth)
     }
 
+    /// Elements in workgroup memory through which slices add their sums.
+    fn exchange(&self) -> usize {
+        if self.slices > 1 { self.slices * self.threads.0 * self.tile().1 } else { 0 }
+    }
+
     fn fits(&self, profile: &DeviceProfile) -> bool {
-        let exchange = if self.slices > 1 { self.slices * self.threads.0 * self.tile().1 } else { 0 };
-        let bytes = 4 * (self.shared().iter().sum::<usize>() + exchange);
+        let bytes = 4 * (self.shared().iter().sum::<usize>() + self.exchange());
         bytes <= profile.max_workgroup_bytes as usize && self.invocations() <= profile.max_workgroup_invocations as usize
     }
 
@@ -107,9 +111,11 @@ impl Tiling {
     }
 }
 
-pub fn schedule(shape: &ContractShape, profile: &DeviceProfile) -> Schedule {
-    let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k].map(|d| d.iter().product::<usize>());
-    let [batch, m, n, k] = sizes;
+fn schedule(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Schedule {
+    let shape = contract_shape(graph, sum.terms[0]);
+    let [batch, m, n] = [&shape.batch, &shape.m, &shape.n].map(|d| d.iter().product::<usize>());
+    let k = sum.terms.iter().map(|&term| contract_shape(graph, term).k.iter().product::<usize>()).sum();
+    let sizes = [batch, m, n, k];
     if profile.kind == DeviceKind::Software {
         return Schedule::Direct { m: m.clamp(1, 4), n: n.clamp(1, 4) };
     }
@@ -132,8 +138,22 @@ pub fn schedule(shape: &ContractShape, profile: &DeviceProfile) -> Schedule {
 /// Invocations of a workgroup whose lanes share sums.
 const LANES_WORKGROUP: usize = 256;
 
+/// What a workgroup of the kernel takes.
+pub fn workgroup(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Workgroup {
+    let shape = contract_shape(graph, sum.terms[0]);
+    let thin = [&shape.m, &shape.n].map(|d| d.iter().product::<usize>()).into_iter().min().unwrap_or(1);
+    let (invocations, vectors, scalars) = match schedule(graph, sum, profile) {
+        Schedule::Direct { .. } => (WORKGROUP, [0, 0], 0),
+        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin),
+        Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), tiling.exchange()),
+    };
+    Workgroup { invocations: invocations as u32, vectors, scalars }
+}
+
 struct Contraction<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
+    sum: &'g Sum,
+    /// The term at hand, and its shape.
     dot: NodeId,
     shape: ContractShape,
     batch: Vec<Index>,
@@ -158,10 +178,11 @@ struct Staged {
 }
 
 /// Emits the kernel; returns the workgroup size and the grid.
-pub fn contract(kernel: &mut KernelEmitter, dot: NodeId, place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
+pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sum: &'g Sum, place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
+    let dot = sum.terms[0];
     let shape = contract_shape(kernel.graph, dot);
-    let schedule = schedule(&shape, profile);
-    let mut c = Contraction { kernel, dot, shape, batch: Vec::new(), place: place.clone() };
+    let schedule = schedule(kernel.graph, sum, profile);
+    let mut c = Contraction { kernel, sum, dot, shape, batch: Vec::new(), place: place.clone() };
     match schedule {
         Schedule::Direct { m, n } => (WORKGROUP as u32, c.direct(m, n, profile)),
         Schedule::Lanes { across, lanes } => (LANES_WORKGROUP as u32, c.lanes(across, lanes, profile)),
@@ -170,6 +191,11 @@ pub fn contract(kernel: &mut KernelEmitter, dot: NodeId, place: &Place, profile:
 }
 
 impl Contraction<'_, '_> {
+    fn begin_term(&mut self, term: NodeId) {
+        self.dot = term;
+        self.shape = contract_shape(self.kernel.graph, term);
+    }
+
     fn sizes(&self) -> [usize; 4] {
         [&self.shape.batch, &self.shape.m, &self.shape.n, &self.shape.k].map(|d| d.iter().product())
     }
@@ -240,7 +266,7 @@ impl Contraction<'_, '_> {
 
     /// The epilogue: evaluates and stores the group's results where the contraction's is `value`.
     fn finish_element(&mut self, value: ExprId, m: &Coordinate, n: &Coordinate) {
-        self.kernel.e.begin_element(self.dot, value);
+        self.kernel.e.begin_element(self.sum.value, value);
         let at = self.root_at(&m.at, &n.at);
         let within = self.both(m.within, n.within);
         let kernel = &mut *self.kernel;
@@ -277,7 +303,7 @@ impl Contraction<'_, '_> {
     }
 
     fn direct(&mut self, tile_m: usize, tile_n: usize, profile: &DeviceProfile) -> [u32; 3] {
-        let [batch, m, n, k] = self.sizes();
+        let [batch, m, n, _] = self.sizes();
         let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
         let (i, workgroups) = global_invocation(&mut self.kernel.e.b, batch * m_tiles * n_tiles, WORKGROUP, profile);
         let position = unravel(&i, &[batch, m_tiles, n_tiles]);
@@ -287,13 +313,16 @@ impl Contraction<'_, '_> {
         let ms: Vec<_> = (0..tile_m).map(|i| self.coordinate(position[1].shift((i * m_tiles) as i64), &m_shape)).collect();
         let ns: Vec<_> = (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
         let sums = self.accumulators(tile_m * tile_n);
-        if k > 0 {
-            let unrolled = (k as u64).div_ceil(profile.max_loop_iterations / 2) as usize;
+        let share = profile.max_loop_iterations / self.sum.terms.len() as u64;
+        for &term in &self.sum.terms {
+            self.begin_term(term);
+            let k = self.sizes()[3];
+            let unrolled = (k as u64).div_ceil(share / 2) as usize;
             if unrolled == 1 {
                 let (tokens, at) = self.kernel.e.b.begin_loops(&self.shape.k);
                 self.step(&sums, &ms, &ns, &Coordinate { at, within: None });
                 self.kernel.e.b.end_loops(tokens);
-            } else {
+            } else if unrolled > 1 {
                 let k_shape = self.shape.k.clone();
                 let zero = self.kernel.e.b.i32(0);
                 let (token, first) = self.kernel.e.b.begin_for(zero, k, unrolled);
@@ -309,7 +338,7 @@ impl Contraction<'_, '_> {
     }
 
     fn lanes(&mut self, across: usize, lanes: usize, profile: &DeviceProfile) -> [u32; 3] {
-        let [batch, m, n, k] = self.sizes();
+        let [batch, m, n, _] = self.sizes();
         let left = m > n;
         let (long, thin) = if left { (m, n) } else { (n, m) };
         let tiles = long.div_ceil(across);
@@ -322,17 +351,20 @@ impl Contraction<'_, '_> {
             true => (local.div(lanes as i64), local.rem(lanes as i64), 1),
             false => (local.rem(across as i64), local.div(across as i64), across),
         };
-        let (m_shape, n_shape, k_shape) = (self.shape.m.clone(), self.shape.n.clone(), self.shape.k.clone());
+        let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
         let (long_shape, thin_shape) = if left { (&m_shape, &n_shape) } else { (&n_shape, &m_shape) };
         let one = self.coordinate(position[1].scale(across as i64).add(&own), long_shape);
         let few: Vec<_> = (0..thin).map(|i| self.coordinate(Index::constant(i as i64), thin_shape)).collect();
         let (ms, ns) = if left { (vec![one], few) } else { (few, vec![one]) };
         let sums = self.accumulators(thin);
-        let b = &mut self.kernel.e.b;
-        let start = b.index(&lane);
-        let (token, at) = b.begin_for(start, k, lanes);
-        self.step(&sums, &ms, &ns, &Coordinate { at: unravel(&at, &k_shape), within: None });
-        self.kernel.e.b.end_for(token);
+        for &term in &self.sum.terms {
+            self.begin_term(term);
+            let k_shape = self.shape.k.clone();
+            let start = self.kernel.e.b.index(&lane);
+            let (token, at) = self.kernel.e.b.begin_for(start, k_shape.iter().product(), lanes);
+            self.step(&sums, &ms, &ns, &Coordinate { at: unravel(&at, &k_shape), within: None });
+            self.kernel.e.b.end_for(token);
+        }
 
         let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
         let count = across * lanes;
@@ -373,8 +405,8 @@ impl Contraction<'_, '_> {
     }
 
     fn tiled(&mut self, tiling: &Tiling, profile: &DeviceProfile) -> [u32; 3] {
-        let Tiling { threads, slices, elements, depth } = *tiling;
-        let [batch, m, n, k] = self.sizes();
+        let Tiling { threads, slices, elements, .. } = *tiling;
+        let [batch, m, n, _] = self.sizes();
         let (tile_m, tile_n) = tiling.tile();
         let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
         let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * m_tiles * n_tiles, profile);
@@ -388,51 +420,10 @@ impl Contraction<'_, '_> {
         let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
         let sums = self.accumulators(elements.0 * elements.1);
 
-        // Each slice sums a run of whole steps.
-        let run = k.div_ceil(slices * depth) * depth;
-        let zero = self.kernel.e.b.i32(0);
-        let first_k = slice.scale(run as i64);
-        let staged = self.staged(tiling, &thread, [&position[1], &position[2]]);
-        let ahead: Vec<SlotId> = match tiling.prefetches() {
-            true => staged.iter().map(|element| self.staged_value(element, &first_k)).collect::<Vec<_>>(),
-            false => Vec::new(),
+        for &term in &self.sum.terms {
+            self.begin_term(term);
+            self.tiled_term(tiling, &local, [&position[1], &position[2]], [lhs_tile, rhs_tile], &sums);
         }
-        .into_iter()
-        .map(|value| self.kernel.e.b.declare(value))
-        .collect();
-        let (token, step) = self.kernel.e.b.begin_for(zero, run, depth);
-        let k0 = first_k.add(&step);
-        for (i, element) in staged.iter().enumerate() {
-            let value = match ahead.get(i) {
-                Some(&slot) => self.kernel.e.b.read(slot),
-                None => self.staged_value(element, &k0),
-            };
-            let (array, pitch) = if element.left { (lhs_tile, tile_m + PADDING) } else { (rhs_tile, tile_n + PADDING) };
-            let place = slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
-            let b = &mut self.kernel.e.b;
-            let index = b.index(&place);
-            b.stmt(Stmt::StoreShared { array, index, value });
-        }
-        self.kernel.e.b.stmt(Stmt::Barrier);
-        for (element, &slot) in staged.iter().zip(&ahead) {
-            let value = self.staged_value(element, &k0.shift(depth as i64));
-            self.kernel.e.b.assign(slot, value);
-        }
-        let b = &mut self.kernel.e.b;
-        let (inner, kk) = b.begin_for(zero, depth, 1);
-        let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
-            let pitch = (tile + PADDING) / VECTOR;
-            let row = slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
-            let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
-            vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
-        };
-        let lhs = column(lhs_tile, tile_m, &own_m, threads.0, elements.0);
-        let rhs = column(rhs_tile, tile_n, &own_n, threads.1, elements.1);
-        self.accumulate(&sums, &lhs, &rhs);
-        let b = &mut self.kernel.e.b;
-        b.end_for(inner);
-        b.stmt(Stmt::Barrier);
-        b.end_for(token);
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
         // The position in a tile of an invocation's i-th element.
@@ -490,6 +481,61 @@ impl Contraction<'_, '_> {
             self.kernel.e.b.stmt(Stmt::Barrier);
         }
         workgroups
+    }
+
+    /// Adds the products of the term at hand to `sums`.
+    fn tiled_term(&mut self, tiling: &Tiling, local: &Index, firsts: [&Index; 2], tiles: [SlotId; 2], sums: &[SlotId]) {
+        let Tiling { threads, slices, elements, depth } = *tiling;
+        let ([lhs_tile, rhs_tile], (tile_m, tile_n)) = (tiles, tiling.tile());
+        let per_slice = threads.0 * threads.1;
+        let (slice, thread) = (local.div(per_slice as i64), local.rem(per_slice as i64));
+        let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
+        let k = self.sizes()[3];
+        // Each slice sums a run of whole steps.
+        let run = k.div_ceil(slices * depth) * depth;
+        let zero = self.kernel.e.b.i32(0);
+        let first_k = slice.scale(run as i64);
+        let staged = self.staged(tiling, &thread, firsts);
+        let ahead: Vec<SlotId> = match tiling.prefetches() {
+            true => staged.iter().map(|element| self.staged_value(element, &first_k)).collect::<Vec<_>>(),
+            false => Vec::new(),
+        }
+        .into_iter()
+        .map(|value| self.kernel.e.b.declare(value))
+        .collect();
+        let (token, step) = self.kernel.e.b.begin_for(zero, run, depth);
+        let k0 = first_k.add(&step);
+        for (i, element) in staged.iter().enumerate() {
+            let value = match ahead.get(i) {
+                Some(&slot) => self.kernel.e.b.read(slot),
+                None => self.staged_value(element, &k0),
+            };
+            let (array, pitch) = if element.left { (lhs_tile, tile_m + PADDING) } else { (rhs_tile, tile_n + PADDING) };
+            let place = slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
+            let b = &mut self.kernel.e.b;
+            let index = b.index(&place);
+            b.stmt(Stmt::StoreShared { array, index, value });
+        }
+        self.kernel.e.b.stmt(Stmt::Barrier);
+        for (element, &slot) in staged.iter().zip(&ahead) {
+            let value = self.staged_value(element, &k0.shift(depth as i64));
+            self.kernel.e.b.assign(slot, value);
+        }
+        let b = &mut self.kernel.e.b;
+        let (inner, kk) = b.begin_for(zero, depth, 1);
+        let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
+            let pitch = (tile + PADDING) / VECTOR;
+            let row = slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
+            let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
+            vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
+        };
+        let lhs = column(lhs_tile, tile_m, &own_m, threads.0, elements.0);
+        let rhs = column(rhs_tile, tile_n, &own_n, threads.1, elements.1);
+        self.accumulate(sums, &lhs, &rhs);
+        let b = &mut self.kernel.e.b;
+        b.end_for(inner);
+        b.stmt(Stmt::Barrier);
+        b.end_for(token);
     }
 
     /// The elements of both tiles that an invocation brings to workgroup memory.

@@ -2,11 +2,12 @@
 
 use crate::body::{Builder, Builtin};
 use crate::eval::Lanes;
+use crate::fuse::Group;
 use crate::index::{Index, unravel};
-use crate::kernels::{KernelEmitter, WORKGROUP, global_invocation, workgroup_number};
+use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
-use meganeura_ir::{CompareOp, Op};
+use meganeura_ir::{CompareOp, Graph, Op};
 
 /// One invocation per element of the root.
 pub fn map(kernel: &mut KernelEmitter, profile: &DeviceProfile) -> [u32; 3] {
@@ -26,7 +27,7 @@ pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) 
     let inner: Vec<usize> = (0..shape.len()).filter(|a| !rows.contains(a)).collect();
     let inner_shape: Vec<usize> = inner.iter().map(|&a| shape[a]).collect();
     let count: usize = row_shape.iter().product();
-    let lanes = lanes(kernel, count, inner_shape.iter().product(), profile);
+    let lanes = lanes(kernel.graph, kernel.group, count, inner_shape.iter().product(), profile);
     let elements = kernel.graph.ty(kernel.group.root).shape.numel();
     let (per_row, per_element): (Vec<usize>, Vec<usize>) = (0..kernel.group.stored.len())
         .partition(|&i| inner.is_empty() || kernel.graph.ty(kernel.group.stored[i].node).shape.numel() != elements);
@@ -74,14 +75,25 @@ fn is_first(b: &mut Builder, local: &Index) -> crate::body::ExprId {
     b.compare(CompareOp::Eq, local, zero)
 }
 
+/// What a workgroup of the kernel takes.
+pub fn workgroup(graph: &Graph, group: &Group, rows: &[usize], profile: &DeviceProfile) -> Workgroup {
+    let shape = &graph.ty(group.root).shape;
+    let count: usize = rows.iter().map(|&a| shape[a]).product();
+    let reductions =
+        group.nodes.iter().filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. })).count();
+    match lanes(graph, group, count, shape.numel() / count.max(1), profile) {
+        1 => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+        // An index of the largest element takes an array besides the element's.
+        lanes => Workgroup { invocations: lanes as u32, vectors: [0, 0], scalars: 2 * reductions * lanes },
+    }
+}
+
 /// Passes over a row that one invocation may make within the device's limit of iterations.
 const PASSES: u64 = 16;
 
 /// Invocations per row: one where rows abound or the device is a CPU, else enough to share the longest pass.
-fn lanes(kernel: &KernelEmitter, rows: usize, inner: usize, profile: &DeviceProfile) -> usize {
-    let graph = kernel.graph;
-    let longest = kernel
-        .group
+fn lanes(graph: &Graph, group: &Group, rows: usize, inner: usize, profile: &DeviceProfile) -> usize {
+    let longest = group
         .nodes
         .iter()
         .filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. }))
