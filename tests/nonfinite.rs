@@ -96,3 +96,50 @@ fn a_checkpoint_shortens_the_way_to_the_bad_step() {
     assert!(matches!(train(&mut trainer, 8).unwrap_err(), Error::NonFiniteGradients { step: found, .. } if found == step));
     assert_eq!(trainer.checkpoint().unwrap(), checkpoint);
 }
+
+#[test]
+fn adapters_stay_as_they_were() {
+    let model = Model::open(fixture("nonfinite/quotient.onnx")).unwrap();
+    let data = data(3, 0.0, 4);
+    for (accumulate, clip) in [(1, None), (1, Some(1.0)), (2, None)] {
+        let lora = vec!["hidden.weight:rank=2,alpha=4".parse().unwrap()];
+        let options = TrainOptions { lora, ..options(2, accumulate, clip) };
+        let mut trainer = Trainer::new(&model, &device(), &data, options.clone()).unwrap();
+        let error = train(&mut trainer, 8).unwrap_err();
+        let Error::NonFiniteGradients { step, skipped: None, bad: Some(NonFinite::Tensor(ref tensor)) } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((tensor.origin.as_deref(), tensor.pass), (Some("\"root\""), Pass::Backward), "{error}");
+        assert_eq!(trainer.weights().unwrap(), weights_after(&model, &data, options, step - 1));
+    }
+}
+
+#[test]
+fn a_step_on_samples_of_an_application_changes_nothing_either() {
+    let model = Model::open(fixture("nonfinite/overflow.onnx")).unwrap();
+    let given = |samples: usize, value: f64| {
+        let x = Tensor::from_f64(DType::F32, [samples, 3], &vec![value; samples * 3]);
+        Dataset::from_tensors([("x", x), ("y", Tensor::from_f64(DType::F32, [samples, 3], &vec![0.0; samples * 3]))])
+    };
+    for accumulate in [1, 2] {
+        let trainer = || Trainer::new(&model, &device(), &data(SAMPLES, 0.0, 3), options(2, accumulate, None)).unwrap();
+        let (mut interrupted, mut plain) = (trainer(), trainer());
+        let samples = plain.batch();
+        for value in [0.1, 0.2] {
+            let report = plain.step_on(&given(samples, value)).unwrap();
+            assert_eq!(interrupted.step_on(&given(samples, value)).unwrap(), report);
+            match interrupted.step_on(&given(samples, 60.0)).unwrap_err() {
+                Error::NonFiniteLoss { step, bad: Some(NonFinite::Tensor(tensor)), .. } => {
+                    assert_eq!((step, tensor.origin.as_deref()), (report.step + 1, Some("\"exponential\"")));
+                }
+                error => panic!("{error:?}"),
+            }
+            match interrupted.step_on(&given(samples, f64::NAN)).unwrap_err() {
+                Error::NonFiniteLoss { bad: Some(NonFinite::Data { name, sample }), .. } => assert_eq!((name.as_str(), sample), ("x", 0)),
+                error => panic!("{error:?}"),
+            }
+        }
+        assert_eq!((interrupted.step(), train(&mut interrupted, 4).unwrap()), (2, train(&mut plain, 4).unwrap()));
+        assert_eq!(interrupted.weights().unwrap(), plain.weights().unwrap());
+    }
+}

@@ -15,6 +15,7 @@ use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all}
 
 /// Show a model: what is in it, its graph, its plan, or a kernel
 #[derive(Debug, Args)]
+#[command(mut_arg("output", |output| output.long("loss-output")))]
 #[command(after_help = "Example:\n  meganeura inspect model.onnx --dim batch=1 --plan")]
 pub struct InspectArgs {
     #[command(flatten)]
