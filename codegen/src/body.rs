@@ -571,6 +571,13 @@ impl Builder {
         e
     }
 
+    /// The value of an index that is not negative, or the last position of `extent` where it is past the end.
+    pub fn clamped_index(&mut self, index: &Index, extent: usize) -> ExprId {
+        let value = self.index(index);
+        let last = self.i32(extent as i32 - 1);
+        self.binary(BinaryOp::Min, value, last)
+    }
+
     fn atom(&mut self, atom: &Atom) -> ExprId {
         let quotient = |b: &mut Self, x: &Rc<Index>, c: i64, op: BinaryOp| {
             let nonnegative = x.range().0 >= 0;

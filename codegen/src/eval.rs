@@ -47,9 +47,9 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Starts an element of a contraction's result, whose sum is `value`.
-    pub fn begin_element(&mut self, dot: NodeId, value: ExprId) {
-        self.known.insert(dot, value);
+    /// Starts an element of contractions' results, whose sums are given.
+    pub fn begin_element(&mut self, sums: impl IntoIterator<Item = (NodeId, ExprId)>) {
+        self.known.extend(sums);
         self.memo.clear();
     }
 

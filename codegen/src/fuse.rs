@@ -20,8 +20,8 @@ pub enum Domain {
     Map,
     /// Rows over `rows` (axes of the root); within a row, reductions and then the root's other axes.
     Row { rows: Vec<usize> },
-    /// The result of a contraction, or the sum of several, tile by tile; the rest of the group is its prologue and epilogue.
-    Contract { sum: Sum, place: Place },
+    /// Contractions of one shape, tile by tile; the rest of the group is their prologue and epilogue.
+    Contract { sums: Vec<Sum>, place: Place },
 }
 
 /// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
@@ -81,6 +81,8 @@ const SHORT_REDUCTION: usize = 64;
 const MINOR_ELEMENTS: usize = 1 << 14;
 /// Nodes between a statistic and its reduction.
 const STATISTIC_NODES: usize = 16;
+/// The most sums that the elements of one kernel's tiles hold.
+const MAX_SUMS: usize = 2;
 /// The most contractions that one kernel adds up.
 const MAX_TERMS: usize = 4;
 /// How often one group may compute a node at different indices.
@@ -219,7 +221,7 @@ impl Fuser<'_> {
         let whole = Place::Axes((0..rank).map(Some).collect());
         let domain = match &node.op {
             _ if self.contractions.contains_key(&root) => {
-                Domain::Contract { sum: self.contractions[&root].clone(), place: whole.clone() }
+                Domain::Contract { sums: vec![self.contractions[&root].clone()], place: whole.clone() }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
             _ => Domain::Map,
@@ -251,10 +253,20 @@ impl Fuser<'_> {
         }
         match &node.op {
             _ if self.contractions.contains_key(&id) => {
-                self.groups[g].domain == Domain::Map
+                let place = self.stored_place(id, g, uses);
+                let joins = match &self.groups[g].domain {
+                    Domain::Map => place.is_some(),
+                    Domain::Contract { sums, place: current } => {
+                        let first = |sum: &Sum| sum.terms[0];
+                        sums.len() < MAX_SUMS
+                            && place.as_ref() == Some(current)
+                            && alike(self.graph, first(&sums[0]), first(&self.contractions[&id]))
+                    }
+                    _ => false,
+                };
+                joins
                     && mine.len() == 1
                     && node.ty.shape.numel() == self.graph.ty(self.groups[g].root).shape.numel()
-                    && self.stored_place(id, g, uses).is_some()
                     && !self.has_loops(g)
             }
             // A prologue runs once per tile and per element of it.
@@ -412,7 +424,11 @@ impl Fuser<'_> {
         match &self.graph.node(id).op {
             _ if self.contractions.contains_key(&id) => {
                 if let Some(place) = self.stored_place(id, g, uses) {
-                    self.groups[g].domain = Domain::Contract { sum: self.contractions[&id].clone(), place };
+                    let sum = self.contractions[&id].clone();
+                    match &mut self.groups[g].domain {
+                        Domain::Contract { sums, .. } => sums.push(sum),
+                        domain => *domain = Domain::Contract { sums: vec![sum], place },
+                    }
                 }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } => {

@@ -105,7 +105,7 @@ impl Workgroup {
         match &group.domain {
             Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
-            Domain::Contract { sum, .. } => contract::workgroup(graph, sum, profile),
+            Domain::Contract { sums, .. } => contract::workgroup(graph, sums, profile),
         }
     }
 
@@ -135,8 +135,8 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
             let (lanes, workgroups) = rows::row(&mut kernel, rows, profile);
             ("row", [lanes, 1, 1], workgroups)
         }
-        Domain::Contract { sum, place } => {
-            let (size, workgroups) = contract::contract(&mut kernel, sum, place, profile);
+        Domain::Contract { sums, place } => {
+            let (size, workgroups) = contract::contract(&mut kernel, sums, place, profile);
             ("contract", [size, 1, 1], workgroups)
         }
     };

@@ -338,8 +338,8 @@ fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
         sizes.into_iter().flatten().fold(1u64, |product, &size| product.saturating_mul(size as u64))
     };
     let arithmetic = launch.groups.iter().map(|group| match &group.domain {
-        Domain::Contract { sum, .. } => {
-            let products = sum.terms.iter().map(products).fold(0, u64::saturating_add);
+        Domain::Contract { sums, .. } => {
+            let products = sums.iter().flat_map(|sum| &sum.terms).map(products).fold(0, u64::saturating_add);
             products.saturating_mul(2) / OPERATIONS_PER_BYTE
         }
         Domain::Map | Domain::Row { .. } => 0,

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use meganeura_codegen::{CompileOptions, DeviceProfile, compile};
 use meganeura_ir::interpreter::{Environment, interpret};
 use meganeura_ir::testing::{random_tensor, relative_l2};
-use meganeura_ir::{BinaryOp, ConvDims, DType, DotDims, Graph, Op, Tensor, TensorType};
+use meganeura_ir::{BinaryOp, ConvDims, DType, DotDims, Graph, Op, Tensor, TensorType, UnaryOp};
 use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
 
 fn device() -> &'static Arc<Device> {
@@ -142,5 +142,24 @@ fn sums_of_contractions_agree_under_every_schedule() {
             compile(&g.clone().verify().unwrap(), &DeviceProfile::generic(), &CompileOptions::default()).unwrap().program;
         assert_eq!(program.dispatches.len(), 1, "{m} x {n}");
         check(&format!("sum of {m} x {n}"), &g);
+    }
+}
+
+#[test]
+fn two_contractions_of_one_kernel_agree_under_every_schedule() {
+    for (m, n, k) in [(33, 70, 40), (2, 90, 100), (5, 3, 9), (128, 129, 65), (40, 33, 600)] {
+        let mut g = Graph::default();
+        let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![1], ..DotDims::default() };
+        let x = g.input("x", TensorType::new(DType::F32, [m, k])).unwrap();
+        let [gate, up] = ["gate", "up"].map(|name| {
+            let w = g.input(name, TensorType::new(DType::F32, [n, k])).unwrap();
+            g.push(Op::Dot(dims.clone()), &[x, w]).unwrap()
+        });
+        let gate = g.unary(UnaryOp::Sigmoid, gate).unwrap();
+        let y = g.binary(BinaryOp::Mul, gate, up).unwrap();
+        g.output("y", y).unwrap();
+        let program = compile(&g.clone().verify().unwrap(), &DeviceProfile::generic(), &CompileOptions::default()).unwrap().program;
+        assert_eq!(program.dispatches.len(), 1, "{m} x {n}");
+        check(&format!("gate of {m} x {n}"), &g);
     }
 }

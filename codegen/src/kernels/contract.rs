@@ -55,6 +55,8 @@ const VECTOR: usize = 4;
 const PADDING: usize = 4;
 /// Positions on the thin side of a result that lanes compute, in registers.
 const THIN: usize = 4;
+/// The most sums that an invocation holds.
+const MAX_SUMS: usize = 64;
 /// Sums shorter than this are not divided.
 const SHORT_SUM: usize = 16;
 
@@ -111,10 +113,11 @@ impl Tiling {
     }
 }
 
-fn schedule(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Schedule {
-    let shape = contract_shape(graph, sum.terms[0]);
+fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
+    let terms = || sums.iter().flat_map(|sum| &sum.terms);
+    let shape = contract_shape(graph, sums[0].terms[0]);
     let [batch, m, n] = [&shape.batch, &shape.m, &shape.n].map(|d| d.iter().product::<usize>());
-    let k = sum.terms.iter().map(|&term| contract_shape(graph, term).k.iter().product::<usize>()).sum();
+    let k = terms().map(|&term| contract_shape(graph, term).k.iter().product::<usize>()).sum();
     let sizes = [batch, m, n, k];
     if profile.kind == DeviceKind::Software {
         return Schedule::Direct { m: m.clamp(1, 4), n: n.clamp(1, 4) };
@@ -125,7 +128,7 @@ fn schedule(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Schedule {
         return Schedule::Lanes { across: LANES_WORKGROUP / lanes, lanes };
     }
     if k >= SHORT_SUM && m > THIN && n > THIN {
-        let fitting = TILINGS.iter().filter(|tiling| tiling.fits(profile));
+        let fitting = TILINGS.iter().filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_SUMS);
         if let Some(best) = fitting.min_by_key(|tiling| tiling.cycles(sizes, profile)) {
             return Schedule::Tiled(*best);
         }
@@ -139,12 +142,12 @@ fn schedule(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Schedule {
 const LANES_WORKGROUP: usize = 256;
 
 /// What a workgroup of the kernel takes.
-pub fn workgroup(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Workgroup {
-    let shape = contract_shape(graph, sum.terms[0]);
+pub fn workgroup(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Workgroup {
+    let shape = contract_shape(graph, sums[0].terms[0]);
     let thin = [&shape.m, &shape.n].map(|d| d.iter().product::<usize>()).into_iter().min().unwrap_or(1);
-    let (invocations, vectors, scalars) = match schedule(graph, sum, profile) {
+    let (invocations, vectors, scalars) = match schedule(graph, sums, profile) {
         Schedule::Direct { .. } => (WORKGROUP, [0, 0], 0),
-        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin),
+        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin * sums.len()),
         Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), tiling.exchange()),
     };
     Workgroup { invocations: invocations as u32, vectors, scalars }
@@ -152,7 +155,7 @@ pub fn workgroup(graph: &Graph, sum: &Sum, profile: &DeviceProfile) -> Workgroup
 
 struct Contraction<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
-    sum: &'g Sum,
+    sums: &'g [Sum],
     /// The term at hand, and its shape.
     dot: NodeId,
     shape: ContractShape,
@@ -178,11 +181,16 @@ struct Staged {
 }
 
 /// Emits the kernel; returns the workgroup size and the grid.
-pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sum: &'g Sum, place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
-    let dot = sum.terms[0];
+pub fn contract<'g>(
+    kernel: &mut KernelEmitter<'g>,
+    sums: &'g [Sum],
+    place: &Place,
+    profile: &DeviceProfile,
+) -> (u32, [u32; 3]) {
+    let dot = sums[0].terms[0];
     let shape = contract_shape(kernel.graph, dot);
-    let schedule = schedule(kernel.graph, sum, profile);
-    let mut c = Contraction { kernel, sum, dot, shape, batch: Vec::new(), place: place.clone() };
+    let schedule = schedule(kernel.graph, sums, profile);
+    let mut c = Contraction { kernel, sums, dot, shape, batch: Vec::new(), place: place.clone() };
     match schedule {
         Schedule::Direct { m, n } => (WORKGROUP as u32, c.direct(m, n, profile)),
         Schedule::Lanes { across, lanes } => (LANES_WORKGROUP as u32, c.lanes(across, lanes, profile)),
@@ -191,6 +199,13 @@ pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sum: &'g Sum, place: &Place,
 }
 
 impl Contraction<'_, '_> {
+    /// Every term with the accumulators that it adds to.
+    fn terms<'s>(&self, slots: &'s [SlotId]) -> Vec<(NodeId, &'s [SlotId])> {
+        let each = slots.chunks(slots.len() / self.sums.len());
+        let terms = self.sums.iter().zip(each).flat_map(|(sum, slots)| sum.terms.iter().map(move |&term| (term, slots)));
+        terms.collect()
+    }
+
     fn begin_term(&mut self, term: NodeId) {
         self.dot = term;
         self.shape = contract_shape(self.kernel.graph, term);
@@ -254,19 +269,20 @@ impl Contraction<'_, '_> {
         self.accumulate(sums, &lhs, &rhs);
     }
 
-    /// The epilogue for each accumulator.
-    fn finish(&mut self, sums: &[SlotId], m: &[Coordinate], n: &[Coordinate]) {
-        for (i, m) in m.iter().enumerate() {
+    /// The epilogue for each accumulator; `slots` are those of one sum after the other.
+    fn finish(&mut self, slots: &[SlotId], m: &[Coordinate], n: &[Coordinate]) {
+        for (i, m_at) in m.iter().enumerate() {
             for (j, n_at) in n.iter().enumerate() {
-                let value = self.kernel.e.b.read(sums[i * n.len() + j]);
-                self.finish_element(value, m, n_at);
+                let own = slots.iter().skip(i * n.len() + j).step_by(m.len() * n.len());
+                let values: Vec<_> = own.map(|&slot| self.kernel.e.b.read(slot)).collect();
+                self.finish_element(&values, m_at, n_at);
             }
         }
     }
 
-    /// The epilogue: evaluates and stores the group's results where the contraction's is `value`.
-    fn finish_element(&mut self, value: ExprId, m: &Coordinate, n: &Coordinate) {
-        self.kernel.e.begin_element(self.sum.value, value);
+    /// The epilogue: evaluates and stores the group's results where the contractions' are `values`.
+    fn finish_element(&mut self, values: &[ExprId], m: &Coordinate, n: &Coordinate) {
+        self.kernel.e.begin_element(self.sums.iter().map(|sum| sum.value).zip(values.iter().copied()));
         let at = self.root_at(&m.at, &n.at);
         let within = self.both(m.within, n.within);
         let kernel = &mut *self.kernel;
@@ -312,15 +328,15 @@ impl Contraction<'_, '_> {
         // Neighbouring invocations take neighbouring elements, so that their loads coalesce.
         let ms: Vec<_> = (0..tile_m).map(|i| self.coordinate(position[1].shift((i * m_tiles) as i64), &m_shape)).collect();
         let ns: Vec<_> = (0..tile_n).map(|j| self.coordinate(position[2].shift((j * n_tiles) as i64), &n_shape)).collect();
-        let sums = self.accumulators(tile_m * tile_n);
-        let share = profile.max_loop_iterations / self.sum.terms.len() as u64;
-        for &term in &self.sum.terms {
+        let slots = self.accumulators(tile_m * tile_n * self.sums.len());
+        let share = profile.max_loop_iterations / self.sums.iter().map(|sum| sum.terms.len() as u64).sum::<u64>();
+        for (term, sums) in self.terms(&slots) {
             self.begin_term(term);
             let k = self.sizes()[3];
             let unrolled = (k as u64).div_ceil(share / 2) as usize;
             if unrolled == 1 {
                 let (tokens, at) = self.kernel.e.b.begin_loops(&self.shape.k);
-                self.step(&sums, &ms, &ns, &Coordinate { at, within: None });
+                self.step(sums, &ms, &ns, &Coordinate { at, within: None });
                 self.kernel.e.b.end_loops(tokens);
             } else if unrolled > 1 {
                 let k_shape = self.shape.k.clone();
@@ -328,12 +344,12 @@ impl Contraction<'_, '_> {
                 let (token, first) = self.kernel.e.b.begin_for(zero, k, unrolled);
                 for i in 0..unrolled {
                     let at = self.coordinate(first.shift(i as i64), &k_shape);
-                    self.step(&sums, &ms, &ns, &at);
+                    self.step(sums, &ms, &ns, &at);
                 }
                 self.kernel.e.b.end_for(token);
             }
         }
-        self.finish(&sums, &ms, &ns);
+        self.finish(&slots, &ms, &ns);
         workgroups
     }
 
@@ -356,23 +372,24 @@ impl Contraction<'_, '_> {
         let one = self.coordinate(position[1].scale(across as i64).add(&own), long_shape);
         let few: Vec<_> = (0..thin).map(|i| self.coordinate(Index::constant(i as i64), thin_shape)).collect();
         let (ms, ns) = if left { (vec![one], few) } else { (few, vec![one]) };
-        let sums = self.accumulators(thin);
-        for &term in &self.sum.terms {
+        let results = thin * self.sums.len();
+        let slots = self.accumulators(results);
+        for (term, sums) in self.terms(&slots) {
             self.begin_term(term);
             let k_shape = self.shape.k.clone();
             let start = self.kernel.e.b.index(&lane);
             let (token, at) = self.kernel.e.b.begin_for(start, k_shape.iter().product(), lanes);
-            self.step(&sums, &ms, &ns, &Coordinate { at: unravel(&at, &k_shape), within: None });
+            self.step(sums, &ms, &ns, &Coordinate { at: unravel(&at, &k_shape), within: None });
             self.kernel.e.b.end_for(token);
         }
 
         let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
         let count = across * lanes;
-        let array = self.kernel.e.b.shared(scalar, (count * thin) as u32);
+        let array = self.kernel.e.b.shared(scalar, (count * results) as u32);
         let slot_of = |i: usize| local.shift((i * count) as i64);
         let b = &mut self.kernel.e.b;
-        for (i, &sum) in sums.iter().enumerate() {
-            let (index, value) = (b.index(&slot_of(i)), b.read(sum));
+        for (i, &slot) in slots.iter().enumerate() {
+            let (index, value) = (b.index(&slot_of(i)), b.read(slot));
             b.stmt(Stmt::StoreShared { array, index, value });
         }
         b.stmt(Stmt::Barrier);
@@ -381,7 +398,7 @@ impl Contraction<'_, '_> {
             let (position, end) = (b.index(&lane), b.i32(half as i32));
             let active = b.compare(CompareOp::Lt, position, end);
             b.begin_if();
-            for i in 0..thin {
+            for i in 0..results {
                 let (index, other) = (b.index(&slot_of(i)), b.index(&slot_of(i).shift((half * stride) as i64)));
                 let (mine, other) = (b.load_shared(array, index), b.load_shared(array, other));
                 let value = b.binary(BinaryOp::Add, mine, other);
@@ -394,12 +411,12 @@ impl Contraction<'_, '_> {
         let (position, zero) = (b.index(&lane), b.i32(0));
         let first = b.compare(CompareOp::Eq, position, zero);
         b.begin_if();
-        for (i, &slot) in sums.iter().enumerate() {
+        for (i, &slot) in slots.iter().enumerate() {
             let index = b.index(&slot_of(i));
             let value = b.load_shared(array, index);
             b.assign(slot, value);
         }
-        self.finish(&sums, &ms, &ns);
+        self.finish(&slots, &ms, &ns);
         self.kernel.e.b.end_if(first);
         workgroups
     }
@@ -418,11 +435,12 @@ impl Contraction<'_, '_> {
         let per_slice = threads.0 * threads.1;
         let (slice, thread) = (local.div(per_slice as i64), local.rem(per_slice as i64));
         let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
-        let sums = self.accumulators(elements.0 * elements.1);
+        let per_sum = elements.0 * elements.1;
+        let slots = self.accumulators(per_sum * self.sums.len());
 
-        for &term in &self.sum.terms {
+        for (term, sums) in self.terms(&slots) {
             self.begin_term(term);
-            self.tiled_term(tiling, &local, [&position[1], &position[2]], [lhs_tile, rhs_tile], &sums);
+            self.tiled_term(tiling, &local, [&position[1], &position[2]], [lhs_tile, rhs_tile], sums);
         }
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
@@ -436,7 +454,7 @@ impl Contraction<'_, '_> {
             let at_n = |j| first_n.add(&in_tile(&own_n, threads.1, j));
             let ms: Vec<_> = (0..elements.0).map(|i| self.coordinate(at_m(i), &m_shape)).collect();
             let ns: Vec<_> = (0..elements.1).map(|j| self.coordinate(at_n(j), &n_shape)).collect();
-            self.finish(&sums, &ms, &ns);
+            self.finish(&slots, &ms, &ns);
             return workgroups;
         }
         // One row of every invocation's sums at a time goes through workgroup memory, where all slices' are added in order. The workgroup
@@ -444,41 +462,49 @@ impl Contraction<'_, '_> {
         let results = threads.0 * tile_n;
         let exchange = self.kernel.e.b.shared(scalar, (slices * results) as u32);
         for row in 0..elements.0 {
-            let b = &mut self.kernel.e.b;
-            for (j, &sum) in sums[row * elements.1..(row + 1) * elements.1].iter().enumerate() {
-                let place = slice.scale(results as i64).add(&own_m.scale(tile_n as i64)).add(&in_tile(&own_n, threads.1, j));
-                let (index, value) = (b.index(&place), b.read(sum));
-                b.stmt(Stmt::StoreShared { array: exchange, index, value });
-            }
-            b.stmt(Stmt::Barrier);
-            for first in (0..results).step_by(tiling.invocations()) {
-                let result = local.shift(first as i64);
+            let places: Vec<Index> = (0..results).step_by(tiling.invocations()).map(|first| local.shift(first as i64)).collect();
+            let mut totals: Vec<Vec<ExprId>> = vec![Vec::new(); places.len()];
+            for sums in slots.chunks(per_sum) {
                 let b = &mut self.kernel.e.b;
-                let active = (first + tiling.invocations() > results).then(|| {
-                    let (index, end) = (b.index(&result), b.i32(results as i32));
+                for (j, &sum) in sums[row * elements.1..(row + 1) * elements.1].iter().enumerate() {
+                    let place = slice.scale(results as i64).add(&own_m.scale(tile_n as i64)).add(&in_tile(&own_n, threads.1, j));
+                    let (index, value) = (b.index(&place), b.read(sum));
+                    b.stmt(Stmt::StoreShared { array: exchange, index, value });
+                }
+                b.stmt(Stmt::Barrier);
+                for (place, totals) in places.iter().zip(&mut totals) {
+                    let place = place.clone().bounded(0, results as i64 - 1);
+                    let inside = self.kernel.e.b.clamped_index(&place, results);
+                    let b = &mut self.kernel.e.b;
+                    let mut total = None;
+                    for s in 0..slices {
+                        let offset = b.i32((s * results) as i32);
+                        let index = b.binary(BinaryOp::Add, inside, offset);
+                        let part = b.load_shared(exchange, index);
+                        total = Some(total.map_or(part, |total| b.binary(BinaryOp::Add, total, part)));
+                    }
+                    totals.extend(total);
+                }
+                self.kernel.e.b.stmt(Stmt::Barrier);
+            }
+            for (place, values) in places.iter().zip(&totals) {
+                let b = &mut self.kernel.e.b;
+                let active = (place.range().1 >= results as i64).then(|| {
+                    let (index, end) = (b.index(place), b.i32(results as i32));
                     b.compare(CompareOp::Lt, index, end)
                 });
                 if active.is_some() {
                     b.begin_if();
                 }
-                let result = result.bounded(0, results as i64 - 1);
-                let parts = (0..slices).map(|s| {
-                    let index = b.index(&result.shift((s * results) as i64));
-                    b.load_shared(exchange, index)
-                });
-                let parts: Vec<_> = parts.collect();
-                let total = parts.into_iter().reduce(|total, part| b.binary(BinaryOp::Add, total, part));
-                let (row_in_tile, column) = (result.div(tile_n as i64), result.rem(tile_n as i64));
+                let place = place.clone().bounded(0, results as i64 - 1);
+                let (row_in_tile, column) = (place.div(tile_n as i64), place.rem(tile_n as i64));
                 let m = self.coordinate(first_m.add(&in_tile(&row_in_tile, threads.0, row)), &m_shape);
                 let n = self.coordinate(first_n.add(&column), &n_shape);
-                if let Some(total) = total {
-                    self.finish_element(total, &m, &n);
-                }
+                self.finish_element(values, &m, &n);
                 if let Some(active) = active {
                     self.kernel.e.b.end_if(active);
                 }
             }
-            self.kernel.e.b.stmt(Stmt::Barrier);
         }
         workgroups
     }
