@@ -61,7 +61,7 @@ impl Case {
 
 #[test]
 fn a_step_that_computes_values_again_gives_the_same_bits() {
-    for (name, accumulate, share) in [("llama", 1, 0.9), ("resnet", 1, 0.95), ("unet", 1, 0.98), ("resnet", 2, 0.98)] {
+    for (name, accumulate, share) in [("llama", 1, 0.93), ("resnet", 1, 0.95), ("unet", 1, 0.98), ("resnet", 2, 0.98)] {
         let case = case(name, accumulate);
         let plain = case.run(None).unwrap();
         let smallest = case.smallest();

@@ -4,6 +4,7 @@ mod access;
 mod body;
 mod compile;
 mod eval;
+mod frugal;
 mod fuse;
 mod index;
 mod kernels;

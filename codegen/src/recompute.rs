@@ -44,7 +44,7 @@ impl Sequence<'_> {
     /// [`CompileError::MemoryLimit`] says what can be reached.
     pub fn fit(&self, limit: Option<u64>) -> Result<(Vec<usize>, Placement), CompileError> {
         let fixed = self.layout.memory.total();
-        let whole = self.placed((0..self.emitted.len()).collect());
+        let whole = self.whole();
         let total = |found: &(Vec<usize>, Placement)| fixed + found.1.scratch.iter().sum::<u64>();
         let Some(limit) = limit.filter(|&limit| total(&whole) > limit) else { return Ok(whole) };
 
@@ -77,6 +77,15 @@ impl Sequence<'_> {
         }
         let reachable = total(&best);
         if reachable <= limit { Ok(best) } else { Err(CompileError::MemoryLimit { limit, reachable }) }
+    }
+
+    /// Whether the kernels, each once, take at most `limit` bytes of device memory.
+    pub fn fits(&self, limit: u64) -> bool {
+        self.layout.memory.total() + self.whole().1.scratch.iter().sum::<u64>() <= limit
+    }
+
+    fn whole(&self) -> (Vec<usize>, Placement) {
+        self.placed((0..self.emitted.len()).collect())
     }
 
     fn placed(&self, schedule: Vec<usize>) -> (Vec<usize>, Placement) {
