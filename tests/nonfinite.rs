@@ -135,7 +135,9 @@ fn a_step_on_samples_of_an_application_changes_nothing_either() {
                 error => panic!("{error:?}"),
             }
             match interrupted.step_on(&given(samples, f64::NAN)).unwrap_err() {
-                Error::NonFiniteLoss { bad: Some(NonFinite::Data { name, sample }), .. } => assert_eq!((name.as_str(), sample), ("x", 0)),
+                Error::NonFiniteLoss { bad: Some(NonFinite::Data { name, sample }), .. } => {
+                    assert_eq!((name.as_str(), sample), ("x", 0))
+                }
                 error => panic!("{error:?}"),
             }
         }
