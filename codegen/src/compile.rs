@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use meganeura_ir::{Graph, GraphError, Op, TensorType, Verified};
+use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified};
 
 use crate::frugal::frugal_order;
 use crate::fuse::fuse;
@@ -123,6 +123,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         None => (graph, None),
     };
     let saturated_nodes = graph.live().len();
+    let graph = guard_scatters(&graph)?;
     let groups = fuse(&graph, profile);
     let launches = order(&graph, groups.clone(), profile);
     let (mut launches, mut layout, mut emitted) = launched(&graph, launches, profile)?;
@@ -198,6 +199,35 @@ fn launched(
     let layout = layout(graph, &launches, profile)?;
     let emitted = launches.iter().filter_map(|launch| emit_launch(graph, launch, &layout.in_place, profile)).collect();
     Ok((launches, layout, emitted))
+}
+
+/// Rows from which it pays to know which a scatter touches, and elements of a row.
+const SCATTER_ROWS: usize = 256;
+const SCATTER_INNER: usize = 16;
+
+/// Gives large scatters a condition for each row, whether any index names it: the others need not look for theirs.
+fn guard_scatters(graph: &Graph) -> Result<Graph, GraphError> {
+    graph.rewrite(|g, node, operands| match &node.op {
+        Op::Scatter { axis, .. } if node.ty.shape[*axis] >= SCATTER_ROWS && inner(&node.ty, *axis) >= SCATTER_INNER => {
+            let rows = node.ty.shape[*axis];
+            let count = g.ty(operands[1]).shape.numel();
+            let pairs = Shape::from([rows, count]);
+            let flat = g.push(Op::Reshape([count].into()), &[operands[1]])?;
+            let index = g.push(Op::Broadcast { shape: pairs.clone(), axes: vec![1] }, &[flat])?;
+            let row = g.push(Op::Iota { dtype: g.ty(index).dtype, shape: pairs, axis: 0 }, &[])?;
+            let equal = g.push(Op::Compare(CompareOp::Eq), &[row, index])?;
+            let touched = g.reduce(ReduceOp::Max, equal, &[1])?;
+            let touched = g.push(Op::Broadcast { shape: node.ty.shape.clone(), axes: vec![*axis] }, &[touched])?;
+            let scattered = g.push(node.op.clone(), operands)?;
+            g.push(Op::Select, &[touched, scattered, operands[0]])
+        }
+        op => g.push(op.clone(), operands),
+    })
+}
+
+/// Elements for each position along `axis`.
+fn inner(ty: &TensorType, axis: usize) -> usize {
+    ty.shape.numel() / ty.shape[axis].max(1)
 }
 
 /// Nests concatenations so that none has more than `limit` operands: each may become a binding.

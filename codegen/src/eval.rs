@@ -67,6 +67,11 @@ impl<'a> Evaluator<'a> {
         self.guard = outer;
     }
 
+    /// Whether the node is a loop that a condition saves.
+    fn is_rare(&self, node: NodeId) -> bool {
+        matches!(self.graph.node(node).op, Op::Scatter { .. }) && !self.buffers.contains_key(&node)
+    }
+
     fn scalar(&self, node: NodeId) -> Scalar {
         self.graph.ty(node).dtype.device().into()
     }
@@ -117,6 +122,15 @@ impl<'a> Evaluator<'a> {
                 let x = self.eval(n.operands[0], at);
                 let y = self.eval(n.operands[1], at);
                 self.b.compare(*op, x, y)
+            }
+            Op::Select if self.is_rare(n.operands[1]) => {
+                let [condition, otherwise] = [0, 2].map(|i| self.eval(n.operands[i], at));
+                let value = self.b.declare(otherwise);
+                self.b.begin_rare_if();
+                let x = self.eval(n.operands[1], at);
+                self.b.assign(value, x);
+                self.b.end_if(condition);
+                self.b.read(value)
             }
             Op::Select => {
                 let [condition, x, y] = [0, 1, 2].map(|i| self.eval(n.operands[i], at));

@@ -277,9 +277,12 @@ impl Fuser<'_> {
                 let [only] = mine[..] else { return false };
                 self.row_of(id, g, only).is_some()
             }
-            Op::Fold { .. } => {
+            Op::Fold { .. } | Op::Scatter { .. } => {
                 let [only] = mine[..] else { return false };
-                !only.guarded && self.groups[g].domain == Domain::Map && self.evaluations(only, g) == Some(node.ty.shape.numel())
+                !self.has_loops(g)
+                    && !only.guarded
+                    && self.groups[g].domain == Domain::Map
+                    && self.evaluations(only, g) == Some(node.ty.shape.numel())
             }
             _ => false,
         }

@@ -126,3 +126,31 @@ fn random_numbers_are_the_interpreters_to_the_bit() {
         }
     }
 }
+
+/// Rows that no index names keep what they hold, and several indices may name one.
+#[test]
+fn large_scatters_agree_with_the_interpreter() {
+    use meganeura_ir::ScatterOp::{Add, Max, Min, Mul, Set};
+    for (axis, shape, count) in [(0, [300, 20, 1], 37), (1, [3, 257, 18], 5), (0, [256, 4, 4], 700)] {
+        let mut g = Graph::default();
+        let x = g.input("x", TensorType::new(DType::F32, shape)).unwrap();
+        let indices: Vec<f64> = (0..count).map(|i| ((i * i + 3 * i) % (shape[axis] / 2)) as f64).collect();
+        let index = g.constant(Tensor::from_f64(DType::I64, [count], &indices)).unwrap();
+        let mut from = shape;
+        from[axis] = count;
+        let updates = g.input("updates", TensorType::new(DType::F32, from)).unwrap();
+        for op in [Add, Mul, Max, Min, Set] {
+            let y = g.push(Op::Scatter { op, axis }, &[x, index, updates]).unwrap();
+            g.output(format!("{op:?}"), y).unwrap();
+        }
+        let inputs: Vec<Tensor> = g.inputs().iter().zip(1..).map(|(info, seed)| random_tensor(&info.ty, seed)).collect();
+        let expected = interpret(&g, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
+        for kind in [DeviceKind::Software, DeviceKind::Generic] {
+            let found = run(device(), &g, &inputs, &DeviceProfile { kind, ..device().profile().clone() }).unwrap();
+            for ((output, found), expected) in g.outputs().iter().zip(found).zip(expected.outputs()) {
+                let error = relative_l2(&found.to_f64_vec(), &expected.to_f64_vec());
+                assert!(error <= 2e-6, "{} along {axis} of {shape:?}: {error:e}", output.name);
+            }
+        }
+    }
+}

@@ -158,7 +158,8 @@ fn two_contractions_of_one_kernel_agree_under_every_schedule() {
         let gate = g.unary(UnaryOp::Sigmoid, gate).unwrap();
         let y = g.binary(BinaryOp::Mul, gate, up).unwrap();
         g.output("y", y).unwrap();
-        let program = compile(&g.clone().verify().unwrap(), &DeviceProfile::generic(), &CompileOptions::default()).unwrap().program;
+        let program =
+            compile(&g.clone().verify().unwrap(), &DeviceProfile::generic(), &CompileOptions::default()).unwrap().program;
         assert_eq!(program.dispatches.len(), 1, "{m} x {n}");
         check(&format!("gate of {m} x {n}"), &g);
     }
