@@ -1,7 +1,7 @@
 //! Checkpoints of a training run: a folder of files `step-N.safetensors`, each enough to continue exactly.
 //!
 //! A file holds the weights and statistics under their own names, in the dtype of training, the optimiser's state under `optimizer/..`,
-//! and in its metadata the [`Progress`] of the run. It appears in one step, so whatever kills the process, the newest file is whole.
+//! perhaps the weights of the best evaluation under `best/..`, and in its metadata the [`Progress`] of the run. It appears in one step, so whatever kills the process, the newest file is whole.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -12,36 +12,41 @@ use meganeura_runtime::CheckpointError;
 use meganeura_runtime::checkpoint::remove_partial_files;
 use serde::{Deserialize, Serialize};
 
+use crate::evaluator::Evaluation;
+use crate::schedule::PlateauState;
+use crate::settings::Change;
 use crate::tensor_file::{read_tensors, write_tensors};
 
 /// The key of the progress in a file's metadata.
 const PROGRESS_KEY: &str = "meganeura.progress";
 
 /// Where a run stands, and what decides how it goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Completed optimiser steps. With `samples`, `batch` and `seed` it decides which samples come next.
+    /// Completed optimiser steps. With the number of samples, the batch and the seed it decides which samples come next.
     pub step: u64,
-    pub samples: usize,
-    pub batch: usize,
-    /// Batches per step.
-    #[serde(default = "one")]
-    pub accumulate: usize,
     pub seed: u64,
-    pub loss: String,
-    pub optimizer: String,
-    /// Low-rank adapters, as `--lora` has them.
+    /// The options that decide what the run gives, by the names of their flags.
+    pub settings: BTreeMap<String, String>,
     #[serde(default)]
-    pub adapters: Vec<String>,
-    /// How the loss is scaled, if it is.
+    pub plateau: PlateauState,
+    /// Of a run that is evaluated.
     #[serde(default)]
-    pub loss_scale: Option<String>,
+    pub best: Option<BestSoFar>,
 }
 
-/// What checkpoints without the number of batches per step mean.
-fn one() -> usize {
-    1
+/// The best evaluation of a run so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BestSoFar {
+    /// Steps that were complete.
+    pub step: u64,
+    pub evaluation: Evaluation,
+    /// Evaluations since then.
+    pub since: u64,
 }
+
+/// What is before the names of the weights of the best evaluation.
+pub const BEST_PREFIX: &str = "best/";
 
 /// A moment of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +65,11 @@ pub enum ResumeError {
     None { path: PathBuf },
     #[error("no checkpoint in {} is readable; the newest: {reason}", path.display())]
     Unreadable { path: PathBuf, reason: String },
-    #[error("the checkpoint was made with {what} {found}, this run has {expected}: resume with the same data and options")]
-    Mismatch { what: &'static str, found: String, expected: String },
+    #[error(
+        "options are not those of the checkpoint: {}; give those that the run had, or --resume-override to go on with the new ones",
+        changes.iter().map(Change::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Changed { changes: Vec<Change> },
     #[error("the checkpoint has no {name:?}: it belongs to another model or to other trained parameters")]
     MissingTensor { name: String },
     #[error("the checkpoint's {name:?} is {found}, the model needs {expected}")]
@@ -153,13 +161,13 @@ fn list(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metric::Metric;
 
     fn checkpoint(step: u64) -> Checkpoint {
-        let (loss, optimizer) = ("mse".to_string(), "sgd".to_string());
-        let loss_scale = Some("fixed".to_string());
-        let adapters = vec!["fc.weight:rank=2,alpha=4".to_string()];
-        let progress =
-            Progress { step, samples: 10, batch: 4, accumulate: 2, seed: u64::MAX, loss, optimizer, adapters, loss_scale };
+        let settings = [("lr".to_string(), "0.1".to_string())].into();
+        let evaluation = Evaluation { samples: 3, loss: 0.1 + 0.2, metric: Some((Metric::Top5, 1.0 / 3.0)) };
+        let best = Some(BestSoFar { step: 1, evaluation, since: 2 });
+        let progress = Progress { step, seed: u64::MAX, settings, plateau: PlateauState::default(), best };
         let tensors = [("w", 1.0), ("optimizer/momentum/w", 2.0)];
         let tensors = tensors.map(|(name, v)| (name.to_string(), Tensor::from_f32([2], &[v, step as f32])));
         Checkpoint { progress, tensors: tensors.into() }

@@ -9,19 +9,31 @@ use meganeura_ir::{GraphError, RangeError, TensorType, VerifyError};
 use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionError};
 
 use crate::checkpoint::ResumeError;
-use crate::data::DataError;
+use crate::data::{DataError, PreprocessingError};
+use crate::diagnosis::BadTensor;
 use crate::log::LogError;
 use crate::lora::LoraError;
 use crate::peft::PeftError;
 use crate::plot::PlotError;
 
 /// Where the first number that is not finite was found.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NonFinite {
     #[error("{name:?} of sample {sample} holds NaN or infinity")]
     Data { name: String, sample: usize },
     #[error("{name:?} holds NaN or infinity since an earlier step; a smaller learning rate or --clip may help")]
     Parameter { name: String },
+    #[error("{0}; a smaller learning rate or --clip may help")]
+    Tensor(Box<BadTensor>),
+}
+
+/// Steps in a row whose gradients were not finite, whatever the loss was scaled by.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(", nor are those of the {} steps before it, whatever the loss was scaled by (at last {scale:e})", steps - 1)]
+pub struct Skipped {
+    pub steps: u64,
+    /// The last scale.
+    pub scale: f64,
 }
 
 /// Any error of this crate. The text says what is wrong, where, and what to do.
@@ -31,6 +43,8 @@ pub enum Error {
     Import { path: PathBuf, source: Box<ImportError> },
     #[error(transparent)]
     Data(Box<DataError>),
+    #[error(transparent)]
+    Preprocessing(#[from] PreprocessingError),
     #[error("the model has no output {name:?}; its outputs are {}", known.join(", "))]
     UnknownOutput { name: String, known: Vec<String> },
     #[error("the model has several outputs, {}: choose the one to train with --output", known.join(", "))]
@@ -49,6 +63,10 @@ pub enum Error {
     NothingToTrain { reason: &'static str },
     #[error("{samples} samples do not fill one step of {batch}: choose a smaller --batch or --accumulate")]
     BatchTooLarge { samples: usize, batch: usize },
+    #[error("a step takes {expected} samples, {found} were given")]
+    StepSamples { found: usize, expected: usize },
+    #[error("the schedule follows a metric, and the evaluation has none: choose one with --metric, or by=loss")]
+    NoMetric,
     #[error("a batch of 0 samples is no batch")]
     EmptyBatch,
     #[error("{path}: array {key:?} does not fit: {source}", path = .path.display())]
@@ -64,9 +82,11 @@ pub enum Error {
     #[error("the loss is {loss} at step {step}: {}", .bad.as_ref().map_or("a smaller learning rate or --clip may help".to_string(), ToString::to_string))]
     NonFiniteLoss { step: u64, loss: f64, bad: Option<NonFinite> },
     #[error(
-        "the gradients of {steps} steps up to {step} were not finite, whatever the loss was scaled by (now {scale:e}): a smaller learning rate may help"
+        "the gradients of step {step} are not finite{}: {}",
+        .skipped.map(|s| s.to_string()).unwrap_or_default(),
+        .bad.as_ref().map_or("their norm overflows".to_string(), ToString::to_string)
     )]
-    NonFiniteGradients { step: u64, steps: u64, scale: f64 },
+    NonFiniteGradients { step: u64, skipped: Option<Skipped>, bad: Option<NonFinite> },
     #[error(
         "cannot keep the values of the frozen prefix in a temporary file: {0}; more memory (--cache) or --cache off avoids it"
     )]

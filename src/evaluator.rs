@@ -5,6 +5,7 @@ use std::sync::Arc;
 use meganeura_import::{Bindings, Phase};
 use meganeura_ir::{Composite, DType, Graph, NodeId, Op, Shape, Tensor, TensorType};
 use meganeura_runtime::{Device, ParameterStore, Session};
+use serde::{Deserialize, Serialize};
 
 use crate::data::{Array, Dataset, Samples, TARGET_INPUT, batch_type};
 use crate::error::Error;
@@ -32,7 +33,7 @@ impl Evaluation {
 }
 
 /// The result of a pass over a data set.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     pub samples: usize,
     /// The mean over all samples (over all targets that are not ignored, for class indices).
@@ -118,9 +119,14 @@ impl Evaluator {
     pub fn run(&mut self) -> Result<Evaluation, Error> {
         let count = self.feed.samples().count();
         let mut totals = Totals::default();
+        let batch = self.batch;
+        let rows_from = |start: usize| (start..start + batch).map(|row| row.min(count - 1)).collect::<Vec<usize>>();
         for start in (0..count).step_by(self.batch) {
-            let rows: Vec<usize> = (start..start + self.batch).map(|row| row.min(count - 1)).collect();
+            let rows = rows_from(start);
             let mut inputs = self.feed.batch(&rows)?;
+            if start + self.batch < count {
+                self.feed.prefetch(&rows_from(start + self.batch));
+            }
             inputs.extend(random_input(self.session.program(), 0, start as u64));
             let mut outputs = self.session.run(&by_name(&inputs))?;
             let real = self.batch.min(count - start);

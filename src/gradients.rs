@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use meganeura_autodiff::{gradients, vjp};
 use meganeura_codegen::raise;
-use meganeura_import::Bindings;
-use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor};
+use meganeura_import::{Bindings, RANDOM_KEY};
+use meganeura_ir::{Graph, InputId, NodeId, Op, ParameterId, Tensor, random_key};
 use meganeura_runtime::Device;
 
 use crate::data::{Dataset, Samples, TARGET_INPUT};
@@ -45,6 +45,22 @@ impl Model {
         wrt: WithRespectTo,
         bindings: &Bindings,
     ) -> Result<Gradients, Error> {
+        self.gradients_of_seed(device, data, objective, wrt, bindings, 0)
+    }
+
+    /// As [`Model::gradients`], with random numbers that follow from `seed`.
+    ///
+    /// # Errors
+    /// As [`Model::gradients`].
+    pub fn gradients_of_seed(
+        &self,
+        device: &Arc<Device>,
+        data: &Dataset,
+        objective: &Objective,
+        wrt: WithRespectTo,
+        bindings: &Bindings,
+        seed: u64,
+    ) -> Result<Gradients, Error> {
         let mut samples = Samples::whole(data, &self.bound_inputs(bindings), objective.data_target())?;
         let graph = objective.specialize(self, &samples, None, bindings)?;
         let Forward { mut graph, loss, .. } = objective.build(self, graph, &mut samples, None)?;
@@ -57,7 +73,9 @@ impl Model {
         for ((name, _), gradient) in nodes.iter().zip(by) {
             graph.output(name.clone(), gradient)?;
         }
-        let mut outputs = self.run_graph(device, graph, &by_name(&samples.tensors()))?.into_iter();
+        let (tensors, key) = (samples.tensors(), random_key(seed, 0));
+        let inputs = [by_name(&tensors), vec![(RANDOM_KEY, &key)]].concat();
+        let mut outputs = self.run_graph(device, graph, &inputs)?.into_iter();
         let loss = outputs.next().and_then(|(_, loss)| loss.scalar_f64()).unwrap_or(f64::NAN);
         Ok(Gradients { loss, gradients: outputs.collect() })
     }

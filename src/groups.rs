@@ -1,5 +1,6 @@
 //! Groups of parameters that train with a learning rate or weight decay of their own.
 
+use std::fmt;
 use std::str::FromStr;
 
 use glob::Pattern;
@@ -54,6 +55,19 @@ impl FromStr for ParameterGroup {
             }
         }
         Ok(group)
+    }
+}
+
+impl fmt::Display for ParameterGroup {
+    /// As on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let rate = self.learning_rate.map(|rate| match rate {
+            GroupRate::Absolute(rate) => format!("lr={rate}"),
+            GroupRate::Multiple(share) => format!("lr={share}x"),
+        });
+        let decay = self.weight_decay.map(|decay| format!("weight-decay={decay}"));
+        let settings: Vec<String> = rate.into_iter().chain(decay).collect();
+        write!(f, "{}:{}", self.pattern, settings.join(","))
     }
 }
 

@@ -1,10 +1,13 @@
 //! The log of a run: one JSON object per line, so that any tool can follow it while it grows.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use meganeura_runtime::atomic_write;
 use serde::Serialize;
+
+use crate::selection::ParameterPlan;
 
 /// One line of the log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,6 +24,8 @@ pub enum Event {
         seed: u64,
         device: String,
     },
+    /// What training does with each parameter.
+    Parameters { parameters: Vec<Parameter> },
     /// One optimiser step. `step` counts from 1, `epoch` from 0; `seconds` since the start of the run.
     Step {
         step: u64,
@@ -44,6 +49,25 @@ pub enum Event {
     Checkpoint { step: u64, path: PathBuf },
 }
 
+/// What training does with a parameter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parameter {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub trains: bool,
+    pub why: String,
+    pub learning_rate: Option<f64>,
+    pub weight_decay: Option<f64>,
+}
+
+impl From<ParameterPlan> for Parameter {
+    fn from(plan: ParameterPlan) -> Self {
+        let ParameterPlan { name, shape, rates, reason: why } = plan;
+        let (learning_rate, weight_decay) = (rates.map(|r| r.learning_rate), rates.map(|r| r.weight_decay));
+        Parameter { name, shape: shape.to_vec(), trains: rates.is_some(), why, learning_rate, weight_decay }
+    }
+}
+
 /// A log file. Every line is on its way to disk when [`RunLog::write`] returns.
 #[derive(Debug)]
 pub struct RunLog {
@@ -60,11 +84,19 @@ pub struct LogError {
 }
 
 impl RunLog {
-    /// Starts a log at `path`, or continues the one that is there if `resume`.
-    pub fn open(path: &Path, resume: bool) -> Result<Self, LogError> {
+    /// Starts a log at `path`, or continues the one that is there after so many steps: what an interrupted run wrote about later ones is
+    /// dropped, since it comes again.
+    pub fn open(path: &Path, resumed: Option<u64>) -> Result<Self, LogError> {
+        let error = |source| LogError { path: path.to_path_buf(), source };
+        if let (Some(step), true) = (resumed, path.is_file()) {
+            let text = fs::read(path).map_err(error)?;
+            let kept: Vec<u8> =
+                text.split_inclusive(|&byte| byte == b'\n').filter(|line| belongs(line, step)).flatten().copied().collect();
+            atomic_write(path, |file| file.write_all(&kept)).map_err(|e| error(e.source))?;
+        }
+        let resume = resumed.is_some();
         let file = OpenOptions::new().create(true).write(true).append(resume).truncate(!resume).open(path);
-        let file = file.map_err(|source| LogError { path: path.to_path_buf(), source })?;
-        Ok(RunLog { file, path: path.to_path_buf() })
+        Ok(RunLog { file: file.map_err(error)?, path: path.to_path_buf() })
     }
 
     pub fn write(&mut self, event: &Event) -> Result<(), LogError> {
@@ -74,6 +106,12 @@ impl RunLog {
         });
         line.map_err(|source| LogError { path: self.path.clone(), source })
     }
+}
+
+/// Whether a line of a log is whole and tells of nothing after `step`.
+fn belongs(line: &[u8], step: u64) -> bool {
+    let event: Option<serde_json::Value> = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
+    event.is_some_and(|event| event.get("step").and_then(serde_json::Value::as_u64).is_none_or(|found| found <= step))
 }
 
 #[cfg(test)]
@@ -89,7 +127,7 @@ mod tests {
     fn each_line_is_a_json_object_with_its_event() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.jsonl");
-        let mut log = RunLog::open(&path, false).unwrap();
+        let mut log = RunLog::open(&path, None).unwrap();
         log.write(&step(1)).unwrap();
         log.write(&Event::Checkpoint { step: 1, path: "c/step-1.safetensors".into() }).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -103,15 +141,31 @@ mod tests {
     fn a_resumed_log_grows_and_a_new_one_starts_over() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.jsonl");
-        for (resume, lines) in [(false, 1), (true, 2), (false, 1)] {
+        for (resume, lines) in [(None, 1), (Some(1), 2), (None, 1)] {
             RunLog::open(&path, resume).unwrap().write(&step(1)).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), lines);
         }
     }
 
     #[test]
+    fn a_resumed_log_holds_each_step_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        let mut log = RunLog::open(&path, None).unwrap();
+        (1..=5).for_each(|n| log.write(&step(n)).unwrap());
+        // The kill came in the middle of a line.
+        log.file.write_all(b"{\"event\":\"st").unwrap();
+        let mut log = RunLog::open(&path, Some(3)).unwrap();
+        (4..=6).for_each(|n| log.write(&step(n)).unwrap());
+        let text = std::fs::read_to_string(&path).unwrap();
+        let steps: Vec<u64> =
+            text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
     fn an_unwritable_log_names_its_path() {
-        let error = RunLog::open(Path::new("/nonexistent/run.jsonl"), false).unwrap_err();
+        let error = RunLog::open(Path::new("/nonexistent/run.jsonl"), None).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/run.jsonl"));
     }
 }

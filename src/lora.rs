@@ -5,6 +5,7 @@
 //!
 //! [`Trainer`]: crate::Trainer
 
+use std::fmt;
 use std::str::FromStr;
 
 use glob::Pattern;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::SplitMix64;
 use crate::error::Error;
 use crate::model::Model;
+use crate::trainer::TrainOptions;
 
 /// The largest rank: above it an adapter is no smaller than any weight.
 const MAX_RANK: usize = 1 << 16;
@@ -55,6 +57,13 @@ impl FromStr for LoraOptions {
         }
         let rank = rank.ok_or(FORM)?;
         Ok(LoraOptions { pattern, rank, alpha: alpha.unwrap_or(rank as f64) })
+    }
+}
+
+impl fmt::Display for LoraOptions {
+    /// As on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}:rank={},alpha={}", self.pattern, self.rank, self.alpha)
     }
 }
 
@@ -181,8 +190,16 @@ fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
+/// The adapters that train with `options`: new ones of the weights in `graph`, a specialisation of `model`, or those that it has.
+pub(crate) fn adapters(model: &Model, graph: &Graph, options: &TrainOptions) -> Result<Vec<Adapter>, Error> {
+    match options.lora.as_slice() {
+        [] => Ok(model.adapters().to_vec()),
+        lora => new_adapters(model, graph, lora, options.seed),
+    }
+}
+
 /// New adapters of the weights in `graph`, a specialisation of `model`, that the options name, in the order of the model.
-pub(crate) fn new_adapters(model: &Model, graph: &Graph, options: &[LoraOptions], seed: u64) -> Result<Vec<Adapter>, Error> {
+fn new_adapters(model: &Model, graph: &Graph, options: &[LoraOptions], seed: u64) -> Result<Vec<Adapter>, Error> {
     if !model.adapters().is_empty() {
         return Err(LoraError::Adapted.into());
     }

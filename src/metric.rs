@@ -4,11 +4,13 @@ use std::str::FromStr;
 
 use meganeura_autodiff::Loss;
 use meganeura_ir::{ArgOp, BinaryOp, CompareOp, DType, Graph, GraphError, NodeId, Op, ReduceOp, Tensor, TensorType, UnaryOp};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
 /// A figure of merit, averaged over the evaluation data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Metric {
     /// The share of targets whose class has the largest prediction; with the loss `bce`, of those on the right side of 0.
     Accuracy,

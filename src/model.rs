@@ -19,6 +19,32 @@ use crate::predictor::Predictor;
 /// A model: the structure that was imported, and today's weights on the host.
 ///
 /// Weights that nobody changed stay in the mapped file.
+///
+/// ```
+/// use meganeura::{Device, DeviceSelector, Model, Tensor};
+///
+/// # fn main() -> Result<(), meganeura::Error> {
+/// let mut model = Model::open("fixtures/digits-cnn.onnx")?;
+/// assert_eq!(model.inputs()[0].name, "image");
+/// assert!(model.parameters().iter().all(|parameter| parameter.trainable));
+///
+/// // One run; to run a model often, keep a predictor.
+/// let device = Device::open(&DeviceSelector::Auto)?;
+/// let image = Tensor::from_f32([2, 1, 8, 8], &[0.5; 128]);
+/// let outputs = model.run(&device, &[("image", &image)])?;
+/// assert_eq!((outputs[0].0.as_str(), outputs[0].1.shape().to_vec()), ("logits", vec![2, 10]));
+///
+/// // Weights can be read and replaced, and leave under the names that they came with.
+/// let bias = model.weight("fc.bias")?;
+/// model.set_weights([("fc.bias".to_owned(), Tensor::from_f32([10], &[0.0; 10]))])?;
+/// assert_ne!(model.weight("fc.bias")?, bias);
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("changed.onnx");
+/// model.export_onnx(&path)?;
+/// assert_eq!(Model::open(&path)?.weight("fc.bias")?, model.weight("fc.bias")?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Model {
     path: PathBuf,
@@ -164,6 +190,11 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Notes something about the model in the files that it is written to.
+    pub(crate) fn set_metadata(&mut self, key: &str, value: &str) -> Result<(), Error> {
+        self.imported.set_metadata(key, value).map_err(|source| Error::Import { path: self.path.clone(), source: source.into() })
     }
 
     /// Gives the head of the model other tensors. What was set for the old ones is forgotten.

@@ -26,6 +26,12 @@ impl Predictor {
         Ok(Predictor { session: Session::new(device, program, &store)? })
     }
 
+    /// With the weights of a store, which others may change.
+    pub(crate) fn sharing(store: &Arc<ParameterStore>, graph: Graph) -> Result<Self, Error> {
+        let device = store.device();
+        Ok(Predictor { session: Session::new(device, compile(graph, device)?, store)? })
+    }
+
     /// Runs the model: inputs by name, results under the names of the outputs. A model that draws random numbers takes their key as
     /// [`RANDOM_KEY`], made by [`random_key`].
     ///
@@ -40,8 +46,12 @@ impl Predictor {
 
 /// The program of a graph for a device.
 pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Error> {
+    compile_with(graph, device, &CompileOptions::default())
+}
+
+pub(crate) fn compile_with(graph: Graph, device: &Device, options: &CompileOptions) -> Result<Arc<Program>, Error> {
     let verified = graph.verify()?;
-    let compiled = meganeura_codegen::compile(&verified, device.profile(), &CompileOptions::default())?;
+    let compiled = meganeura_codegen::compile(&verified, device.profile(), options)?;
     Ok(Arc::new(compiled.program))
 }
 

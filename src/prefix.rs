@@ -13,6 +13,7 @@ use crate::data::{RecordCache, Samples, TARGET_INPUT};
 use crate::error::Error;
 use crate::objective::Forward;
 use crate::predictor::{by_name, compile};
+use crate::step_inputs::StepInputs;
 
 /// Whether the values of a frozen prefix are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +154,8 @@ struct CachedPrefix {
     samples: Samples,
     batch: usize,
     cache: RecordCache,
+    /// Of one sample, on the way.
+    record: Vec<u8>,
     description: FrozenPrefix,
 }
 
@@ -178,7 +181,7 @@ impl Feed {
             let cache = RecordCache::new(samples.count(), bytes_per_sample, memory).map_err(Error::Cache)?;
             let bytes_in_file = cache.bytes_in_file();
             let description = FrozenPrefix { operations, tensors, bytes_per_sample, bytes_in_file };
-            Ok::<_, Error>(CachedPrefix { session, samples: own, batch, cache, description })
+            Ok::<_, Error>(CachedPrefix { session, samples: own, batch, cache, record: Vec::new(), description })
         });
         Ok(Feed { prefix: prefix.transpose()?, samples: feed(reads) })
     }
@@ -196,24 +199,81 @@ impl Feed {
     /// # Errors
     /// The device fails, or the temporary file of the cache.
     pub fn batch(&mut self, rows: &[usize]) -> Result<Vec<(String, Tensor)>, Error> {
-        let mut inputs = self.samples.batch(rows);
+        let mut inputs = self.samples.batch(rows)?;
         if let Some(prefix) = &mut self.prefix {
             prefix.compute(rows)?;
             inputs.extend(prefix.gather(rows)?);
         }
         Ok(inputs)
     }
+
+    /// The inputs of the program for as many samples as its batch has, from other data than its own.
+    ///
+    /// # Errors
+    /// The device fails; an image cannot be read.
+    pub fn batch_of(&mut self, samples: &Samples, rows: &[usize]) -> Result<Vec<(String, Tensor)>, Error> {
+        let all = samples.batch(rows)?;
+        let mut inputs = self.samples.taken(&all);
+        if let Some(prefix) = &mut self.prefix {
+            let outputs = prefix.session.run(&by_name(&prefix.samples.taken(&all)))?;
+            let names = prefix.session.program().outputs.iter().map(|output| output.name.clone());
+            inputs.extend(names.zip(outputs));
+        }
+        Ok(inputs)
+    }
+
+    /// Begins to read samples that the next call of [`Feed::batch`] is expected to ask for.
+    pub fn prefetch(&self, rows: &[usize]) {
+        match &self.prefix {
+            None => self.samples.prefetch(rows),
+            Some(prefix) => prefix.missing(rows).first().into_iter().for_each(|(batch, _)| prefix.samples.prefetch(batch)),
+        }
+    }
+
+    /// As [`Feed::batch`], over the tensors of `inputs`.
+    ///
+    /// # Errors
+    /// As [`Feed::batch`].
+    pub fn write_batch(&mut self, rows: &[usize], inputs: &mut StepInputs) -> Result<(), Error> {
+        self.samples.write_batch(rows, inputs)?;
+        match &mut self.prefix {
+            Some(prefix) => prefix.compute(rows).and_then(|()| prefix.write(rows, inputs)),
+            None => Ok(()),
+        }
+    }
 }
 
 impl CachedPrefix {
-    /// Computes the samples among `rows` that are not there yet.
-    fn compute(&mut self, rows: &[usize]) -> Result<(), Error> {
+    /// As [`CachedPrefix::gather`], over the tensors of `inputs`.
+    fn write(&mut self, rows: &[usize], inputs: &mut StepInputs) -> Result<(), Error> {
+        for (position, &row) in rows.iter().enumerate() {
+            self.record.clear();
+            self.cache.read(row, &mut self.record).map_err(Error::Cache)?;
+            let mut rest = self.record.as_slice();
+            for output in &self.session.program().outputs {
+                let (part, after) = rest.split_at(output.ty.bytes() / self.batch);
+                rest = after;
+                if let Some(tensor) = inputs.get_mut(&output.name) {
+                    tensor.bytes_mut()[position * part.len()..][..part.len()].copy_from_slice(part);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The samples among `rows` that are not there yet, in batches that the last one fills up, and how many differ in each.
+    fn missing(&self, rows: &[usize]) -> Vec<(Vec<usize>, usize)> {
         let missing: BTreeSet<usize> = rows.iter().copied().filter(|&row| !self.cache.contains(row)).collect();
         let missing: Vec<usize> = missing.into_iter().collect();
-        for chunk in missing.chunks(self.batch) {
-            let full: Vec<usize> = (0..self.batch).filter_map(|i| chunk.get(i).or(chunk.last()).copied()).collect();
-            let outputs = self.session.run(&by_name(&self.samples.batch(&full)))?;
-            for (position, &row) in chunk.iter().enumerate() {
+        let full = |chunk: &[usize]| (0..self.batch).filter_map(|i| chunk.get(i).or(chunk.last()).copied()).collect();
+        missing.chunks(self.batch).map(|chunk| (full(chunk), chunk.len())).collect()
+    }
+
+    /// Computes the samples among `rows` that are not there yet.
+    fn compute(&mut self, rows: &[usize]) -> Result<(), Error> {
+        for (batch, different) in self.missing(rows) {
+            let outputs = self.session.run(&by_name(&self.samples.batch(&batch)?))?;
+            for (position, &row) in batch.iter().take(different).enumerate() {
                 let mut record = Vec::with_capacity(self.description.bytes_per_sample);
                 for output in &outputs {
                     let bytes = output.bytes().len() / self.batch;

@@ -1,8 +1,13 @@
 //! Learning rates over the steps of a run, by the formulas of `torch.optim.lr_scheduler`.
 
+mod plateau;
+
 use std::collections::BTreeMap;
 use std::f64::consts::PI;
+use std::fmt;
 use std::str::FromStr;
+
+pub use plateau::{Plateau, PlateauBy, PlateauState};
 
 /// How the learning rate changes after the warm-up. Steps count from 0 at its end; `steps` are the rest of the run where absent.
 ///
@@ -27,6 +32,60 @@ pub enum Decay {
     /// `OneCycleLR` without a cycle of momentum: from `peak / div` to the peak during the share `rise` of the run, then to
     /// `peak / div / final_div`.
     OneCycle { rise: f64, anneal: Anneal, div: f64, final_div: f64 },
+    /// `ReduceLROnPlateau`: `factor` times the rate before, wherever evaluations stop getting better.
+    Plateau(Plateau),
+}
+
+/// A number of settings, each given by its name.
+fn setting(f: &mut fmt::Formatter, name: &str, settings: &[(&str, Option<String>)]) -> fmt::Result {
+    let given: Vec<String> = settings.iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?))).collect();
+    let colon = if given.is_empty() { "" } else { ":" };
+    write!(f, "{name}{colon}{}", given.join(","))
+}
+
+impl fmt::Display for Decay {
+    /// As on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let text = |value: f64| Some(value.to_string());
+        let steps = |steps: Option<u64>| steps.map(|n| n.to_string());
+        match self {
+            Decay::Constant => f.write_str("constant"),
+            Decay::Linear { start, end, steps: n } => {
+                setting(f, "linear", &[("start", text(*start)), ("end", text(*end)), ("steps", steps(*n))])
+            }
+            Decay::Cosine { min, steps: n } => setting(f, "cosine", &[("min", text(*min)), ("steps", steps(*n))]),
+            Decay::Step { every, gamma } => setting(f, "step", &[("every", steps(Some(*every))), ("gamma", text(*gamma))]),
+            Decay::MultiStep { at, gamma } => {
+                let at = at.iter().map(u64::to_string).collect::<Vec<_>>().join("/");
+                setting(f, "multi-step", &[("at", Some(at)), ("gamma", text(*gamma))])
+            }
+            Decay::Exponential { gamma } => setting(f, "exponential", &[("gamma", text(*gamma))]),
+            Decay::Polynomial { power, steps: n } => setting(f, "polynomial", &[("power", text(*power)), ("steps", steps(*n))]),
+            Decay::OneCycle { rise, anneal, div, final_div } => {
+                let anneal = match anneal {
+                    Anneal::Cosine => "cosine",
+                    Anneal::Linear => "linear",
+                };
+                let anneal = Some(anneal.to_owned());
+                let settings = [("rise", text(*rise)), ("anneal", anneal), ("div", text(*div)), ("final-div", text(*final_div))];
+                setting(f, "one-cycle", &settings)
+            }
+            Decay::Plateau(p) => {
+                let word = |word: &str| Some(word.to_owned());
+                let settings = [
+                    ("factor", text(p.factor)),
+                    ("patience", steps(Some(p.patience))),
+                    ("threshold", text(p.threshold)),
+                    ("threshold-mode", word(if p.relative { "rel" } else { "abs" })),
+                    ("cooldown", steps(Some(p.cooldown))),
+                    ("min", text(p.min)),
+                    ("eps", text(p.epsilon)),
+                    ("by", word(if p.by == PlateauBy::Loss { "loss" } else { "metric" })),
+                ];
+                setting(f, "plateau", &settings)
+            }
+        }
+    }
 }
 
 /// The curve between two learning rates of [`Decay::OneCycle`].
@@ -47,7 +106,7 @@ impl Anneal {
 
 impl Decay {
     /// The names on the command line, each with what its settings make of it.
-    const TABLE: [(&'static str, Build); 8] = [
+    const TABLE: [(&'static str, Build); 9] = [
         ("constant", |_| Ok(Decay::Constant)),
         ("linear", |s| {
             Ok(Decay::Linear { start: s.number("start", 1.0)?, end: s.number("end", 0.0)?, steps: s.count("steps")? })
@@ -58,8 +117,21 @@ impl Decay {
         ("exponential", |s| Ok(Decay::Exponential { gamma: s.needed("gamma", Settings::optional)? })),
         ("polynomial", |s| Ok(Decay::Polynomial { power: s.number("power", 1.0)?, steps: s.count("steps")? })),
         ("one-cycle", |s| {
-            let (rise, anneal) = (s.number("rise", 0.3)?, s.anneal("anneal")?);
+            let (rise, anneal) =
+                (s.number("rise", 0.3)?, s.word("anneal", &[("cosine", Anneal::Cosine), ("linear", Anneal::Linear)])?);
             Ok(Decay::OneCycle { rise, anneal, div: s.number("div", 25.0)?, final_div: s.number("final-div", 1e4)? })
+        }),
+        ("plateau", |s| {
+            Ok(Decay::Plateau(Plateau {
+                factor: s.number("factor", 0.1)?,
+                patience: s.whole("patience", 10)?,
+                threshold: s.number("threshold", 1e-4)?,
+                relative: s.word("threshold-mode", &[("rel", true), ("abs", false)])?,
+                cooldown: s.whole("cooldown", 0)?,
+                min: s.number("min", 0.0)?,
+                epsilon: s.number("eps", 1e-8)?,
+                by: s.word("by", &[("loss", PlateauBy::Loss), ("metric", PlateauBy::Metric)])?,
+            }))
         }),
     ];
 
@@ -68,7 +140,7 @@ impl Decay {
         let t = step as f64;
         let progress = |steps: Option<u64>| t / steps.unwrap_or(rest).max(1) as f64;
         match *self {
-            Decay::Constant => peak,
+            Decay::Constant | Decay::Plateau(_) => peak,
             Decay::Linear { start, end, steps } => peak * (start + (end - start) * progress(steps).min(1.0)),
             Decay::Cosine { min, steps } => min + (peak - min) * 0.5 * (1.0 + (PI * progress(steps)).cos()),
             Decay::Step { every, gamma } => peak * gamma.powf((step / every.max(1)) as f64),
@@ -86,6 +158,17 @@ impl Decay {
         }
     }
 
+    /// Whether the length of the run decides the rates.
+    pub(crate) fn follows_length(&self) -> bool {
+        match self {
+            Decay::Linear { steps, .. } | Decay::Cosine { steps, .. } | Decay::Polynomial { steps, .. } => steps.is_none(),
+            Decay::OneCycle { .. } => true,
+            Decay::Constant | Decay::Step { .. } | Decay::MultiStep { .. } | Decay::Exponential { .. } | Decay::Plateau(_) => {
+                false
+            }
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let fits = match *self {
             Decay::Constant => true,
@@ -95,6 +178,9 @@ impl Decay {
             Decay::MultiStep { gamma, .. } | Decay::Exponential { gamma } => gamma >= 0.0,
             Decay::Polynomial { power, .. } => power >= 0.0,
             Decay::OneCycle { rise, div, final_div, .. } => (0.0..=1.0).contains(&rise) && div > 0.0 && final_div > 0.0,
+            Decay::Plateau(Plateau { factor, threshold, min, epsilon, .. }) => {
+                (0.0..1.0).contains(&factor) && threshold >= 0.0 && min >= 0.0 && epsilon >= 0.0
+            }
         };
         fits.then_some(()).ok_or_else(|| "a setting is out of its range".to_string())
     }
@@ -148,12 +234,16 @@ impl<'a> Settings<'a> {
         self.0.remove(key).map(|text| parse(text).ok_or_else(|| format!("{key} is no list A/B/C of steps"))).transpose()
     }
 
-    fn anneal(&mut self, key: &str) -> Result<Anneal, String> {
-        match self.0.remove(key) {
-            None | Some("cosine") => Ok(Anneal::Cosine),
-            Some("linear") => Ok(Anneal::Linear),
-            Some(_) => Err(format!("{key} is cosine or linear")),
-        }
+    /// A whole number, which may be 0.
+    fn whole(&mut self, key: &str, default: u64) -> Result<u64, String> {
+        self.0.remove(key).map_or(Ok(default), |text| text.parse().map_err(|_| format!("{key} is no whole number")))
+    }
+
+    /// One of some words, the first by default.
+    fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T); 2]) -> Result<T, String> {
+        let Some(text) = self.0.remove(key) else { return Ok(words[0].1) };
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.map(|(_, value)| *value).ok_or_else(|| format!("{key} is {} or {}", words[0].0, words[1].0))
     }
 
     fn needed<T>(&mut self, key: &str, read: impl FnOnce(&mut Self, &str) -> Result<Option<T>, String>) -> Result<T, String> {
@@ -171,6 +261,8 @@ pub struct Schedule {
     pub warmup: u64,
     /// Steps of the whole run.
     pub total: u64,
+    /// What [`Decay::Plateau`] remembers.
+    pub plateau: PlateauState,
 }
 
 impl Schedule {
@@ -181,10 +273,21 @@ impl Schedule {
 
     /// The learning rate of `step` for weights whose largest is `peak`.
     pub fn learning_rate_of(&self, peak: f64, step: u64) -> f64 {
+        let peak = match &self.decay {
+            Decay::Plateau(plateau) => plateau.reduced(peak, &self.plateau),
+            _ => peak,
+        };
         if step <= self.warmup {
             return peak * step as f64 / self.warmup as f64;
         }
         self.decay.learning_rate(peak, step - self.warmup - 1, self.total.saturating_sub(self.warmup))
+    }
+
+    /// Takes the result of an evaluation into account, which only [`Decay::Plateau`] does. `rises` tells whether more is better.
+    pub fn observe(&mut self, value: f64, rises: bool) {
+        if let Decay::Plateau(plateau) = &self.decay {
+            plateau.observe(&mut self.plateau, value, rises);
+        }
     }
 }
 
@@ -193,13 +296,13 @@ mod tests {
     use std::fs::File;
     use std::path::Path;
 
-    use ndarray::Array1;
+    use ndarray::{Array1, Array2};
     use ndarray_npy::NpzReader;
 
     use super::*;
 
     fn rates(decay: &str, peak: f64, warmup: u64, total: u64) -> Vec<f64> {
-        let schedule = Schedule { peak, decay: decay.parse().unwrap(), warmup, total };
+        let schedule = Schedule { peak, decay: decay.parse().unwrap(), warmup, total, plateau: PlateauState::default() };
         (1..=total).map(|step| schedule.learning_rate(step)).collect()
     }
 
@@ -233,7 +336,49 @@ mod tests {
                 assert!((f - e).abs() < 1e-12, "{case}, step {step}: {f}, PyTorch has {e}");
             }
         }
-        assert!(Decay::TABLE.iter().all(|(name, _)| CASES.iter().any(|(_, decay, _)| decay.starts_with(name))));
+        let compared = |name: &str| name == "plateau" || CASES.iter().any(|(_, decay, _)| decay.starts_with(name));
+        assert!(Decay::TABLE.iter().all(|(name, _)| compared(name)));
+    }
+
+    #[test]
+    fn plateaus_reduce_the_rate_where_pytorch_does() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/plateau.npz");
+        let mut reference = NpzReader::new(File::open(path).unwrap()).unwrap();
+        let (falling, rising): (Array1<f64>, Array1<f64>) =
+            (reference.by_name("falling.npy").unwrap(), reference.by_name("rising.npy").unwrap());
+        for (case, decay) in [
+            ("default", "plateau"),
+            ("short", "plateau:factor=0.5,patience=2"),
+            ("absolute", "plateau:factor=0.3,patience=1,threshold=0.05,threshold-mode=abs"),
+            ("cooldown", "plateau:factor=0.7,patience=1,threshold=0.1,cooldown=3,min=1e-3"),
+            ("epsilon", "plateau:factor=0.5,patience=0,eps=1e-3"),
+            ("rising", "plateau:factor=0.5,patience=1,threshold=0.02"),
+            ("rising-absolute", "plateau:factor=0.5,patience=0,threshold=0.01,threshold-mode=abs"),
+        ] {
+            let expected: Array2<f64> = reference.by_name(&format!("rates/{case}.npy")).unwrap();
+            let (decay, plateau) = (decay.parse().unwrap(), PlateauState::default());
+            let mut schedule = Schedule { peak: 0.4, decay, warmup: 0, total: 100, plateau };
+            let rises = case.starts_with("rising");
+            let values = if rises { &rising } else { &falling };
+            for (index, (value, expected)) in values.iter().zip(expected.rows()).enumerate() {
+                schedule.observe(*value, rises);
+                // Through a checkpoint, after which all goes on as before.
+                let stored = serde_json::to_string(&schedule.plateau).unwrap();
+                schedule.plateau = serde_json::from_str(&stored).unwrap();
+                let found = [0.4, 0.003].map(|peak| schedule.learning_rate_of(peak, index as u64 + 2));
+                assert_eq!(found.as_slice(), expected.as_slice().unwrap(), "{case}, evaluation {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_schedule_reads_what_it_prints() {
+        let plateau = "plateau:factor=0.5,patience=3,threshold=0.25,threshold-mode=abs,cooldown=1,min=0.125,eps=0.5,by=metric";
+        for text in CASES.iter().map(|(_, text, _)| *text).chain([plateau, "plateau"]) {
+            let decay: Decay = text.parse().unwrap();
+            assert_eq!(decay.to_string().parse(), Ok(decay.clone()), "{decay}");
+        }
+        assert_eq!(plateau.parse::<Decay>().unwrap().to_string(), plateau);
     }
 
     #[test]
@@ -243,7 +388,8 @@ mod tests {
 
     #[test]
     fn steps_past_the_end_stay_at_the_last_rate_of_the_curve() {
-        let schedule = Schedule { peak: 1.0, decay: "linear".parse().unwrap(), warmup: 0, total: 2 };
+        let (decay, plateau) = ("linear".parse().unwrap(), PlateauState::default());
+        let schedule = Schedule { peak: 1.0, decay, warmup: 0, total: 2, plateau };
         assert_eq!(schedule.learning_rate(10), 0.0);
     }
 

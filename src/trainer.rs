@@ -1,107 +1,38 @@
 //! [`Trainer`]: fine-tunes a model on a device.
 
-use std::collections::{BTreeMap, HashMap};
+mod failure;
+mod options;
+mod resume;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use glob::Pattern;
-use meganeura_autodiff::{EMA_PREFIX, LossScale, Optimizer};
-use meganeura_import::{Bindings, Dim, ModelInput};
-use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor};
-use meganeura_runtime::{Device, ParameterStore, Session, Ticket};
+use meganeura_autodiff::{EMA_PREFIX, LossScale};
+use meganeura_codegen::program::Memory;
+use meganeura_import::{Bindings, Dim, ModelInput, Phase};
+use meganeura_ir::{ParameterId, ParameterInfo, ParameterRole, Tensor, TensorType};
+use meganeura_runtime::{Device, ParameterStore, Session};
 
-use crate::checkpoint::{Checkpoint, Progress, ResumeError};
 use crate::data::{Dataset, Samples, epoch_order};
-use crate::error::{Error, NonFinite};
+use crate::diagnosis::Diagnosis;
+use crate::error::Error;
 use crate::evaluator::{Evaluation, Evaluator};
-use crate::groups::{Grouping, ParameterGroup, TrainedGroup};
-use crate::lora::{self, Adapter, LoraOptions, new_adapters};
+use crate::groups::TrainedGroup;
+use crate::lora::{self, Adapter};
 use crate::metric::Metric;
 use crate::model::Model;
-use crate::objective::Objective;
-use crate::predictor::{by_name, compile, place_weights, random_input};
+use crate::predictor::{Predictor, place_weights};
 use crate::prefix::{Feed, FrozenPrefix, PrefixCache, cut_frozen_prefix};
-use crate::schedule::{Decay, Schedule};
+use crate::schedule::{Decay, PlateauBy, PlateauState, Schedule};
+use crate::selection::{groups, trained};
+use crate::step_inputs::StepInputs;
 use crate::training_step::Updates;
+use failure::Kept;
+pub use options::{Length, TrainOptions};
 
 /// Samples per batch where neither the caller nor the model says.
 const DEFAULT_BATCH: usize = 32;
-
-/// How long to train.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
-    /// Passes over the data.
-    Epochs(u64),
-    /// Optimiser steps.
-    Steps(u64),
-}
-
-/// How to train.
-#[derive(Clone, Debug)]
-pub struct TrainOptions {
-    pub objective: Objective,
-    pub optimizer: Optimizer,
-    /// The largest learning rate of the schedule.
-    pub learning_rate: f64,
-    pub decay: Decay,
-    /// Steps over which the learning rate rises to its largest.
-    pub warmup: u64,
-    /// The largest Euclidean norm of all gradients together; larger ones are scaled down to it.
-    pub clip: Option<f64>,
-    /// Weights with a learning rate or weight decay of their own.
-    pub groups: Vec<ParameterGroup>,
-    /// No weight decay of weights with at most one dimension: norms and biases.
-    pub no_decay_norms: bool,
-    /// What the loss is multiplied by while its gradients are computed, for arithmetic in which small ones would vanish. A step whose gradients are
-    /// not finite changes no weights.
-    pub loss_scale: Option<LossScale>,
-    /// The decay of a moving average of the weights, if there is to be one.
-    pub ema: Option<f64>,
-    /// Samples per batch. Without it, what the model's inputs fix, else 32; at most what the data holds.
-    pub batch: Option<usize>,
-    /// Batches per step: the step follows the mean of their gradients.
-    pub accumulate: usize,
-    pub length: Length,
-    /// Which weights train: those with a matching name. All that train by default where this is empty.
-    pub train: Vec<Pattern>,
-    /// Which of those do not train after all.
-    pub freeze: Vec<Pattern>,
-    /// Which weights get low-rank adapters. With adapters, new ones or those that the model has, these train, and besides only what `train`
-    /// names.
-    pub lora: Vec<LoraOptions>,
-    /// Decides the order of the samples and all random numbers.
-    pub seed: u64,
-    /// Whether what training cannot change is computed once per sample, where it is needed more than once.
-    pub cache: PrefixCache,
-    /// Sizes that the data does not decide, and the phase of the training steps. Evaluation is always in inference.
-    pub bindings: Bindings,
-}
-
-impl TrainOptions {
-    /// One epoch of AdamW at a constant learning rate of 0.001 on every weight.
-    pub fn new(objective: Objective) -> Self {
-        TrainOptions {
-            objective,
-            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, amsgrad: false },
-            learning_rate: 1e-3,
-            decay: Decay::Constant,
-            warmup: 0,
-            clip: None,
-            groups: Vec::new(),
-            no_decay_norms: false,
-            ema: None,
-            loss_scale: None,
-            batch: None,
-            accumulate: 1,
-            length: Length::Epochs(1),
-            train: Vec::new(),
-            freeze: Vec::new(),
-            lora: Vec::new(),
-            seed: 0,
-            cache: PrefixCache::default(),
-            bindings: Bindings::default(),
-        }
-    }
-}
 
 /// A completed optimiser step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,19 +50,51 @@ pub struct StepReport {
     pub skipped: bool,
 }
 
-/// Steps in a row without finite gradients after which no scale of the loss can help.
-const MAX_SKIPPED: u64 = 100;
-
 /// A training run: forward pass, loss, gradients and updates as one program, with the weights on the device.
 ///
 /// Each epoch visits the samples in an order that the seed decides. What does not fill a last batch waits for the next epoch, which
 /// has another order.
+///
+/// ```
+/// use meganeura::{Dataset, Device, DeviceSelector, Error, Length, Loss, Metric, Model, Objective, TrainOptions, Trainer};
+///
+/// # fn main() -> Result<(), Error> {
+/// let device = Device::open(&DeviceSelector::Auto)?;
+/// let mut model = Model::open("fixtures/digits-cnn.onnx")?;
+/// let (train, test) = (Dataset::open("fixtures/digits-train.npz")?, Dataset::open("fixtures/digits-test.npz")?);
+///
+/// let objective = Objective::new(Loss::from_name("cross_entropy")?);
+/// let options = TrainOptions { batch: Some(32), learning_rate: 0.01, length: Length::Steps(20), ..TrainOptions::new(objective) };
+/// let mut trainer = Trainer::new(&model, &device, &train, options)?;
+/// let mut evaluator = trainer.evaluator(&model, &test, Some(Metric::Accuracy))?;
+/// let before = trainer.evaluate(&mut evaluator)?;
+/// trainer.train_to(trainer.total_steps(), |step| {
+///     println!("step {}: loss {:.4} at a learning rate of {}", step.step, step.loss, step.learning_rate);
+///     Ok::<_, Error>(())
+/// })?;
+/// assert!(trainer.evaluate(&mut evaluator)?.improves_on(&before));
+///
+/// // The weights are on the device until somebody asks for them.
+/// trainer.update(&mut model)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Trainer::step_on`] and [`Trainer::predictor`] train inside an application's loop: see `examples/personalise.rs`.
 pub struct Trainer {
     store: Arc<ParameterStore>,
     session: Session,
     /// For the batches of a step but the last.
     accumulating: Option<Session>,
     feed: Feed,
+    /// Of the batch that was prepared last.
+    inputs: StepInputs,
+    /// Which inputs are the scalars of the updates.
+    scalars: Vec<Option<usize>>,
+    /// Of the step that was waited for last.
+    outputs: Vec<Tensor>,
+    diagnosis: Diagnosis,
+    kept: Kept,
     options: TrainOptions,
     groups: Vec<TrainedGroup>,
     batch: usize,
@@ -141,7 +104,14 @@ pub struct Trainer {
     trained: Vec<String>,
     /// As they were before the first step.
     adapters: Vec<Adapter>,
+    /// Names of the parameters that a step changes, optimiser state included.
+    changed: BTreeSet<String>,
     reads_logits: bool,
+    /// Of the model, with the sizes of the data.
+    model_inputs: Vec<ModelInput>,
+    /// Of a batch.
+    prediction: TensorType,
+    target: Option<TensorType>,
     /// Steps that were completed.
     step: u64,
     /// The last of these that changed no weights, in a row.
@@ -158,17 +128,14 @@ impl Trainer {
     /// run the step.
     pub fn new(model: &Model, device: &Arc<Device>, data: &Dataset, options: TrainOptions) -> Result<Self, Error> {
         let objective = &options.objective;
-        let inputs = model.bound_inputs(&options.bindings);
-        let mut samples = Samples::bind(data, &inputs, objective.data_target())?;
-        let batch = batch_size(&inputs, &samples, options.batch)?;
+        let model_inputs = model.bound_inputs(&options.bindings);
+        let mut samples = Samples::bind(data, &model_inputs, objective.data_target())?;
+        let batch = batch_size(&model_inputs, &samples, options.batch)?;
         let graph = objective.specialize(model, &samples, Some(batch), &options.bindings)?;
-        let adapters = match options.lora.as_slice() {
-            [] => model.adapters().to_vec(),
-            lora => new_adapters(model, &graph, lora, options.seed)?,
-        };
+        let adapters = lora::adapters(model, &graph, &options)?;
         let forward = objective.build(model, lora::attach(graph, &adapters)?, &mut samples, Some(batch))?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
-        let trained = trained(model, &adapters, &options.train, &options.freeze)?;
+        let trained = trained(model, &adapters, &options)?;
         let per_step = samples_per_step(&samples, batch, options.accumulate)?;
         let groups = groups(model, &adapters, &trained, &options)?;
         let steps_per_epoch = (samples.count() / per_step) as u64;
@@ -179,26 +146,34 @@ impl Trainer {
         let cache = if total > steps_per_epoch { options.cache } else { PrefixCache::Off };
         let (forward, prefix) = cut_frozen_prefix(forward, cache, &trained, &samples, batch)?;
         let reads_logits = forward.softmax.is_some();
+        let prediction = forward.prediction_type().clone();
+        let target = forward.target.map(|target| forward.graph.ty(target).clone());
         let graphs = updates(&groups, &options).build(forward)?;
         let (parameters, reads) = (graphs.update.parameters().to_vec(), graphs.update.clone());
-        let program = compile(graphs.update, device)?;
+        let programs = graphs.compile(device, options.recompute)?;
+        let program = programs.update;
+        let changed: BTreeSet<String> = program.parameters.iter().filter(|p| p.updated).map(|p| p.name.clone()).collect();
+        let outputs = program.outputs.iter().map(|output| Tensor::zeros(output.ty.clone())).collect();
         let store = place_weights(model, &adapters, device, &program)?;
-        let mut session = Session::new(device, program, &store)?;
-        for (name, value) in options.loss_scale.iter().flat_map(LossScale::initial_state) {
-            if let Some(index) = parameters.iter().position(|p| p.name == name) {
-                session.write_parameter(ParameterId(index as u32), &Tensor::scalar_f32(value))?;
-            }
-        }
-        let accumulating = graphs.accumulate.map(|graph| compile(graph, device)).transpose()?;
-        let accumulating = accumulating.map(|program| session.beside(program)).transpose()?;
-        let schedule = Schedule { peak: options.learning_rate, decay: options.decay.clone(), warmup: options.warmup, total };
+        let session = Session::new(device, program, &store)?;
+        let accumulating = programs.accumulate.map(|program| session.beside(program)).transpose()?;
+        let (peak, decay, plateau) = (options.learning_rate, options.decay.clone(), PlateauState::default());
+        let schedule = Schedule { peak, decay, warmup: options.warmup, total, plateau };
         let order = (0, epoch_order(options.seed, 0, samples.count()));
+        let inputs = StepInputs::new(session.program());
+        let scalars = updates(&groups, &options).inputs(&schedule, 1)?;
+        let scalars = scalars.iter().map(|(name, _)| inputs.position(name)).collect();
         let feed = Feed::new(samples, prefix, &reads, batch, &store, cache)?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             store,
             session,
             accumulating,
             feed,
+            inputs,
+            scalars,
+            outputs,
+            diagnosis: programs.diagnosis,
+            kept: Kept::default(),
             batch,
             schedule,
             parameters,
@@ -206,16 +181,38 @@ impl Trainer {
             adapters,
             groups,
             reads_logits,
+            changed,
+            model_inputs,
+            prediction,
+            target,
             step: 0,
             skipped: 0,
             order,
             options,
-        })
+        };
+        let kept: Vec<ParameterId> = trainer.ids(|p| p.role != ParameterRole::Optimizer && trainer.changed.contains(&p.name));
+        trainer.kept = Kept { tensors: trainer.read_ids(&kept)?, ..Kept::default() };
+        for (name, value) in trainer.options.loss_scale.iter().flat_map(LossScale::initial_state) {
+            let tensor = Tensor::scalar_f32(value);
+            for id in trainer.ids(|p| p.name == name) {
+                trainer.session.write_parameter(id, &tensor)?;
+            }
+            trainer.kept.tensors.insert(name.to_owned(), tensor);
+        }
+        Ok(trainer)
     }
 
     /// Samples per step.
     pub fn batch(&self) -> usize {
         self.batch * self.options.accumulate
+    }
+
+    /// Bytes of device memory that the programs of a step take.
+    pub fn memory(&self) -> u64 {
+        let total = |session: &Session| session.program().memory.total();
+        let Memory { parameters, optimizer, .. } = &self.session.program().memory;
+        let shared = parameters.iter().chain(optimizer).sum::<u64>();
+        total(&self.session) + self.accumulating.as_ref().map_or(0, |session| total(session) - shared)
     }
 
     /// The weights that train, by learning rate and weight decay.
@@ -263,104 +260,14 @@ impl Trainer {
         &self.trained
     }
 
-    /// Trains until `last` steps are complete, and tells `on_step` about each. The host prepares a step while the device computes the one
-    /// before it.
+    /// The model on the device with the weights that are being trained: each run sees them as the step before it left them. Layers act as in
+    /// inference.
     ///
     /// # Errors
-    /// The device fails, a loss is not finite ([`Error::NonFiniteLoss`]), or `on_step` fails.
-    pub fn train_to<E: From<Error>>(
-        &mut self,
-        last: u64,
-        mut on_step: impl FnMut(&StepReport) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut submitted = self.step;
-        let mut in_flight: Option<(Ticket, StepReport)> = None;
-        loop {
-            let next = if submitted < last {
-                submitted += 1;
-                Some(self.submit(submitted)?)
-            } else {
-                None
-            };
-            let exhausted = next.is_none();
-            if let Some((ticket, mut report)) = std::mem::replace(&mut in_flight, next) {
-                self.finish(ticket, &mut report)?;
-                if !report.loss.is_finite() {
-                    let bad = self.first_non_finite(report.step)?;
-                    return Err(Error::NonFiniteLoss { step: report.step, loss: report.loss, bad }.into());
-                }
-                self.step = report.step;
-                self.skipped = if report.skipped { self.skipped + 1 } else { 0 };
-                if self.skipped >= MAX_SKIPPED {
-                    let (step, steps) = (report.step, self.skipped);
-                    return Err(Error::NonFiniteGradients { step, steps, scale: report.loss_scale.unwrap_or(1.0) }.into());
-                }
-                on_step(&report)?;
-            }
-            if exhausted && in_flight.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// What was not finite in a step: its data, else a parameter.
-    fn first_non_finite(&mut self, step: u64) -> Result<Option<NonFinite>, Error> {
-        let finite = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.to_f64_vec().iter().all(|v| v.is_finite());
-        let (_, rows) = self.rows(step);
-        for sample in rows {
-            let inputs = self.feed.batch(&[sample])?;
-            if let Some((name, _)) = inputs.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Data { name, sample }));
-            }
-        }
-        for id in (0..self.parameters.len() as u32).map(ParameterId) {
-            if let Some((name, _)) = self.read_ids(&[id])?.into_iter().find(|(_, tensor)| !finite(tensor)) {
-                return Ok(Some(NonFinite::Parameter { name }));
-            }
-        }
-        Ok(None)
-    }
-
-    fn submit(&mut self, step: u64) -> Result<(Ticket, StepReport), Error> {
-        let learning_rate = self.schedule.learning_rate(step);
-        let (epoch, rows) = self.rows(step);
-        let scalars = updates(&self.groups, &self.options).inputs(&self.schedule, step)?;
-        let scalars: Vec<(String, Tensor)> = scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect();
-        let (before, last) = rows.split_at(rows.len() - self.batch);
-        // Each batch draws its own random numbers.
-        let draws = (step - 1) * self.options.accumulate as u64 + 1;
-        for (rows, draw) in before.chunks(self.batch).zip(draws..) {
-            let mut inputs = [self.feed.batch(rows)?, scalars.clone()].concat();
-            if let Some(accumulating) = &mut self.accumulating {
-                inputs.extend(random_input(accumulating.program(), self.options.seed, draw));
-                let _unread = accumulating.submit(&by_name(&inputs))?;
-            }
-        }
-        let mut inputs = [self.feed.batch(last)?, scalars].concat();
-        let draw = draws + before.len() as u64 / self.batch as u64;
-        inputs.extend(random_input(self.session.program(), self.options.seed, draw));
-        let ticket = self.session.submit(&by_name(&inputs))?;
-        Ok((ticket, StepReport { step, epoch, loss: f64::NAN, learning_rate, loss_scale: None, skipped: false }))
-    }
-
-    /// Waits for a step, and reports what came of it.
-    fn finish(&mut self, ticket: Ticket, report: &mut StepReport) -> Result<(), Error> {
-        let outputs = self.session.wait(ticket)?;
-        let scalar = |index: usize| outputs.get(index).and_then(Tensor::scalar_f64);
-        report.loss = scalar(0).unwrap_or(f64::NAN);
-        report.loss_scale = scalar(1);
-        report.skipped = scalar(2) == Some(0.0);
-        Ok(())
-    }
-
-    /// The epoch of a step, and its samples.
-    fn rows(&mut self, step: u64) -> (u64, Vec<usize>) {
-        let (epoch, position) = ((step - 1) / self.steps_per_epoch(), (step - 1) % self.steps_per_epoch());
-        if self.order.0 != epoch {
-            self.order = (epoch, epoch_order(self.options.seed, epoch, self.feed.samples().count()));
-        }
-        let start = position as usize * self.batch();
-        (epoch, self.order.1[start..start + self.batch()].to_vec())
+    /// As [`Model::predictor`].
+    pub fn predictor(&self, model: &Model, bindings: &Bindings) -> Result<Predictor, Error> {
+        let bindings = Bindings { phase: Phase::INFERENCE, ..bindings.clone() };
+        Predictor::sharing(&self.store, model.specialize(&bindings)?.graph)
     }
 
     /// An evaluation of the weights being trained on other data, in batches of the same size.
@@ -386,6 +293,21 @@ impl Trainer {
         let evaluation = evaluator.run();
         self.session.write_parameters(&weights.iter().copied().zip(&kept).collect::<Vec<_>>())?;
         evaluation
+    }
+
+    /// Lets the learning rate follow the result of an evaluation, where the schedule is [`Decay::Plateau`].
+    ///
+    /// # Errors
+    /// The schedule follows a metric, and the evaluation has none.
+    pub fn observe(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
+        let Decay::Plateau(plateau) = &self.schedule.decay else { return Ok(()) };
+        match (plateau.by, evaluation.metric) {
+            (PlateauBy::Loss, _) => self.schedule.observe(evaluation.loss, false),
+            (PlateauBy::Metric, Some((metric, value))) => self.schedule.observe(value, metric.rises()),
+            (PlateauBy::Metric, None) => return Err(Error::NoMetric),
+        }
+        self.kept.plateaus.push((self.step, self.schedule.plateau));
+        Ok(())
     }
 
     /// Each weight that has a moving average, and the average.
@@ -437,70 +359,12 @@ impl Trainer {
         model.set_weights(weights.into_iter().chain(factors))
     }
 
-    /// Everything that [`Trainer::resume`] needs to go on from here.
-    ///
-    /// # Errors
-    /// The device fails.
-    pub fn checkpoint(&mut self) -> Result<Checkpoint, Error> {
-        Ok(Checkpoint { tensors: self.read(|_| true)?, progress: self.progress() })
-    }
-
-    fn progress(&self) -> Progress {
-        Progress {
-            step: self.step,
-            samples: self.feed.samples().count(),
-            batch: self.batch,
-            accumulate: self.options.accumulate,
-            seed: self.options.seed,
-            loss: self.options.objective.loss.name().to_string(),
-            optimizer: self.options.optimizer.name().to_string(),
-            adapters: self.adapters.iter().map(Adapter::describe).collect(),
-            loss_scale: self.options.loss_scale.map(|rule| format!("{rule:?}")),
-        }
-    }
-
-    /// Goes on where a checkpoint was made: the steps that follow are those that the run which made it would have done.
-    ///
-    /// # Errors
-    /// The checkpoint was made with other data, batches, seed, loss or optimiser, or belongs to another model.
-    pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let (found, expected) = (&checkpoint.progress, self.progress());
-        let text = |loss_scale: &Option<String>| loss_scale.clone().unwrap_or_else(|| "off".to_string());
-        let same = [
-            ("samples", found.samples.to_string(), expected.samples.to_string()),
-            ("batch", found.batch.to_string(), expected.batch.to_string()),
-            ("accumulate", found.accumulate.to_string(), expected.accumulate.to_string()),
-            ("seed", found.seed.to_string(), expected.seed.to_string()),
-            ("loss", found.loss.clone(), expected.loss),
-            ("optimizer", found.optimizer.clone(), expected.optimizer),
-            ("loss scale", text(&found.loss_scale), text(&expected.loss_scale)),
-        ];
-        let differing = |some: &[String], other: &[String]| {
-            some.iter().find(|adapter| !other.contains(adapter)).cloned().unwrap_or_else(|| "none".to_string())
-        };
-        let (here, there) = (expected.adapters.as_slice(), found.adapters.as_slice());
-        let adapter = ("the adapter", differing(there, here), differing(here, there));
-        if let Some((what, found, expected)) = same.into_iter().chain([adapter]).find(|(_, found, expected)| found != expected) {
-            return Err(ResumeError::Mismatch { what, found, expected }.into());
-        }
-        let mut values = Vec::with_capacity(self.parameters.len());
-        for (id, parameter) in (0..).map(ParameterId).zip(&self.parameters) {
-            let name = parameter.name.clone();
-            let tensor = checkpoint.tensors.get(&name).ok_or_else(|| ResumeError::MissingTensor { name: name.clone() })?;
-            if *tensor.ty() != parameter.ty {
-                let (found, expected) = (tensor.ty().to_string(), parameter.ty.to_string());
-                return Err(ResumeError::TensorType { name, found, expected }.into());
-            }
-            values.push((id, tensor));
-        }
-        self.session.write_parameters(&values)?;
-        self.step = found.step;
-        Ok(())
-    }
-
     fn read(&mut self, wanted: impl Fn(&ParameterInfo) -> bool) -> Result<BTreeMap<String, Tensor>, Error> {
-        let ids = (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id);
-        self.read_ids(&ids.collect::<Vec<_>>())
+        self.read_ids(&self.ids(wanted))
+    }
+
+    fn ids(&self, wanted: impl Fn(&ParameterInfo) -> bool) -> Vec<ParameterId> {
+        (0..).map(ParameterId).zip(&self.parameters).filter(|(_, p)| wanted(p)).map(|(id, _)| id).collect()
     }
 
     fn read_ids(&mut self, ids: &[ParameterId]) -> Result<BTreeMap<String, Tensor>, Error> {
@@ -509,7 +373,8 @@ impl Trainer {
     }
 }
 
-fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -> Result<usize, Error> {
+/// Samples per batch: what is wanted, else what the inputs fix, else [`DEFAULT_BATCH`].
+pub(crate) fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -> Result<usize, Error> {
     let fixed = inputs.iter().find_map(|input| match input.dims.first() {
         Some(Dim::Fixed(size)) => Some(*size),
         _ => None,
@@ -522,30 +387,6 @@ fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -
     }
 }
 
-/// The weights that train: chosen by `train`, or all that train by default, without those that match `freeze`.
-/// Adapters train too, and besides them only what `train` names.
-fn trained(model: &Model, adapters: &[Adapter], train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
-    let parameters = model.parameters();
-    let factors: Vec<String> = adapters.iter().flat_map(Adapter::factors).map(|(name, _)| name).collect();
-    let names = || parameters.iter().map(|p| &p.name).chain(&factors);
-    if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !names().any(|name| pattern.matches(name))) {
-        let examples = names().take(3).map(|name| format!("{name:?}")).collect();
-        return Err(Error::NoMatch { pattern: pattern.as_str().to_string(), examples });
-    }
-    let matches = |patterns: &[Pattern], name: &str| patterns.iter().any(|pattern| pattern.matches(name));
-    let chosen = parameters.iter().filter(|p| match train {
-        [] => p.trainable && adapters.is_empty(),
-        _ => p.role == ParameterRole::Weight && matches(train, &p.name),
-    });
-    let chosen = chosen.map(|p| &p.name).chain(&factors);
-    let names: Vec<String> = chosen.filter(|name| !matches(freeze, name)).cloned().collect();
-    match (names.is_empty(), train.is_empty() && freeze.is_empty()) {
-        (false, _) => Ok(names),
-        (true, true) => Err(Error::NothingToTrain { reason: "the model has no trainable weights" }),
-        (true, false) => Err(Error::NothingToTrain { reason: "--train and --freeze leave no weight" }),
-    }
-}
-
 /// Samples of all the batches of a step.
 fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Result<usize, Error> {
     match batch.checked_mul(accumulate) {
@@ -553,17 +394,6 @@ fn samples_per_step(samples: &Samples, batch: usize, accumulate: usize) -> Resul
         Some(all) if all <= samples.count() => Ok(all),
         all => Err(Error::BatchTooLarge { samples: samples.count(), batch: all.unwrap_or(usize::MAX) }),
     }
-}
-
-/// The weights that train, by how they do.
-fn groups(model: &Model, adapters: &[Adapter], trained: &[String], options: &TrainOptions) -> Result<Vec<TrainedGroup>, Error> {
-    let TrainOptions { optimizer, learning_rate, no_decay_norms, ref groups, .. } = *options;
-    let grouping = Grouping { optimizer, learning_rate, groups, no_decay_norms };
-    let factors = adapters.iter().flat_map(Adapter::factors).map(|(name, factor)| (name, factor.shape().rank()));
-    let ranks: HashMap<String, usize> =
-        model.parameters().iter().map(|p| (p.name.clone(), p.shape.rank())).chain(factors).collect();
-    let rank = |name: &str| ranks.get(name).copied().unwrap_or(0);
-    grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())
 }
 
 /// What a step does with gradients.

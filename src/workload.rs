@@ -14,7 +14,7 @@ use crate::groups::TrainedGroup;
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
 use crate::predictor::by_name;
-use crate::schedule::{Decay, Schedule};
+use crate::schedule::{Decay, PlateauState, Schedule};
 use crate::training_step::Updates;
 
 /// How much of a training step a program does.
@@ -138,7 +138,8 @@ impl Model {
         let groups = [TrainedGroup { optimizer, learning_rate: LEARNING_RATE, weights }];
         let updates = Updates { groups: &groups, clip: None, accumulate: 1, ema: None, loss_scale: None };
         let graph = updates.build(forward)?.update;
-        let schedule = Schedule { peak: LEARNING_RATE, decay: Decay::Constant, warmup: 0, total: 1 };
+        let (decay, plateau) = (Decay::Constant, PlateauState::default());
+        let schedule = Schedule { peak: LEARNING_RATE, decay, warmup: 0, total: 1, plateau };
         let scalars = updates.inputs(&schedule, 1)?;
         Ok((graph, scalars.into_iter().map(|(name, value)| (name, Tensor::scalar_f32(value))).collect()))
     }

@@ -242,3 +242,21 @@ fn a_loss_that_is_not_finite_stops_the_run_and_writes_nothing() {
     assert!(message.contains("error: the loss is") && message.contains("at step"), "{message}");
     assert_eq!(std::fs::read(out).unwrap(), PRECIOUS);
 }
+
+#[test]
+fn an_image_that_is_cut_and_flags_that_need_images() {
+    let (scene, model) = (Scene::new(), model());
+    let class = scene.path("images/one");
+    std::fs::create_dir_all(&class).unwrap();
+    let png = std::fs::read(fixture("images/folder/dark/b.png")).unwrap();
+    std::fs::write(class.join("whole.png"), &png).unwrap();
+    std::fs::write(class.join("cut.png"), &png[..png.len() / 2]).unwrap();
+    scene.train_is_refused(&model, &scene.path("images"), &["cannot use the image", "cut.png"]);
+
+    let (data, out) = (scene.path("good.npz"), scene.path("out"));
+    let base = [Path::new("train"), &model, Path::new("--data"), &data, Path::new("-o"), &out];
+    let flags = ["--loss", "cross_entropy", "--image-resize", "crop"].map(Path::new);
+    scene.refused(base.into_iter().chain(flags), &["good.npz", "no folder of images"]);
+    let flags = ["--loss", "cross_entropy", "--schedule", "plateau"].map(Path::new);
+    scene.refused(base.into_iter().chain(flags), &["--schedule plateau", "--eval"]);
+}

@@ -4,11 +4,12 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{digits, fixture, succeed, write_npz};
 use meganeura::checkpoint;
 use safetensors::SafeTensors;
+use serde_json::Value;
 
 const KILLS: u64 = 20;
 
@@ -117,6 +118,81 @@ fn a_resumed_run_goes_on_with_its_averages_and_groups() {
     interruption_changes_nothing(&[flags.as_slice(), groups.as_slice()].concat());
 }
 
+/// What a log says of losses, rates and evaluations, without times.
+fn results(log: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of_results = |event: &Value| matches!(event["event"].as_str(), Some("step" | "evaluation" | "stopped"));
+    let without_times = |mut event: Value| {
+        let fields = event.as_object_mut().unwrap();
+        ["seconds", "samples_per_second"].iter().for_each(|time| drop(fields.remove(*time)));
+        event
+    };
+    events.filter(of_results).map(without_times).collect()
+}
+
+/// Weights, the optimiser's state, the schedule, the best weights and the log are those of a run that nobody killed.
+#[test]
+fn a_run_killed_at_random_steps_ends_bit_for_bit_as_an_uninterrupted_one() {
+    const STEPS: u64 = 60;
+    let folder = tempfile::tempdir().unwrap();
+    let (data, path) = (data(folder.path()), |name: &str| folder.path().join(name));
+    let held_out = path("test.npz");
+    let (image, label) = digits(7);
+    write_npz(&held_out, &[("image", image), ("label", label)]);
+    let arguments = |name: &str| {
+        let mut args = arguments(&data, &path(name), STEPS, &path(&format!("{name}.safetensors")));
+        let log = path(&format!("{name}.jsonl"));
+        args.extend(["--eval", held_out.to_str().unwrap(), "--log", log.to_str().unwrap()].map(String::from));
+        let flags = "--seed 5 --amsgrad --ema 0.9 --keep-best --metric f1 --patience 1000 --schedule plateau:factor=0.7,patience=0,by=metric --warmup 5";
+        args.extend(flags.split(' ').map(String::from));
+        args
+    };
+    succeed(arguments("whole"));
+
+    let resumed = |args: &mut Vec<String>| args.extend(["--resume".to_string(), path("killed").to_str().unwrap().to_string()]);
+    let (mut kills, mut reached) = (Vec::new(), 0);
+    for kill in 0..3 {
+        let mut args = arguments("killed");
+        if reached > 0 {
+            resumed(&mut args);
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+        let mut child = command.args(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos() as u64;
+        wait_for(&mut child, &path("killed"), reached + 1 + random % 12);
+        std::thread::sleep(Duration::from_micros(random % 20_000));
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before kill {kill}");
+        // SIGKILL
+        child.kill().unwrap();
+        child.wait().unwrap();
+        reached = newest_step(&path("killed"));
+        kills.push(reached);
+    }
+    let mut args = arguments("killed");
+    resumed(&mut args);
+    succeed(args);
+    let bytes = |file: String| std::fs::read(path(&file)).unwrap();
+    for file in [".safetensors".to_string(), format!("/step-{STEPS}.safetensors")] {
+        assert!(bytes(format!("whole{file}")) == bytes(format!("killed{file}")), "{file} after kills at {kills:?}");
+    }
+    let [whole, killed] = ["whole.jsonl", "killed.jsonl"].map(|name| results(&path(name)));
+    assert_eq!(whole, killed, "after kills at {kills:?}");
+    assert!(whole.len() as u64 > STEPS);
+    let rates: Vec<f64> = whole.iter().filter_map(|event| event["learning_rate"].as_f64()).collect();
+    assert!(rates[STEPS as usize - 1] < 0.01 && rates[4] == 0.01, "the schedule reduces the rate: {rates:?}");
+}
+
+/// `args` with another value of a flag, or with the flag.
+fn with(args: &[String], flag: &str, value: &str) -> Vec<String> {
+    let mut args = args.to_vec();
+    match args.iter().position(|arg| arg == flag) {
+        Some(at) => args[at + 1] = value.to_string(),
+        None => args.extend([flag, value].map(String::from)),
+    }
+    args
+}
+
 #[test]
 fn a_resumed_run_goes_on_with_its_loss_scale() {
     let flags = ["--loss-scale", "dynamic", "--optimizer", "adam", "--accumulate", "2", "--ema", "0.9"];
@@ -137,20 +213,44 @@ fn a_run_with_other_options_does_not_resume() {
     let (data, checkpoints, out) = (data(folder.path()), folder.path().join("run"), folder.path().join("tuned"));
     succeed(arguments(&data, &checkpoints, 1, &out));
     std::fs::remove_file(&out).unwrap();
-    let resume = checkpoints.to_str().unwrap();
-    for more in [
-        vec!["--resume", resume, "--seed", "3"],
-        vec!["--resume", resume, "--optimizer", "sgd"],
-        vec!["--resume", resume, "--accumulate", "2"],
-        vec!["--resume", resume, "--lora", "fc.weight:rank=2"],
-        vec!["--resume", resume, "--loss-scale", "dynamic"],
-        vec!["--resume", "absent"],
-        vec![],
-    ] {
-        let mut args = arguments(&data, &checkpoints, 2, &out);
-        args.extend(more.iter().map(|flag| flag.to_string()));
-        let output = common::meganeura(&args);
-        assert_eq!(output.status.code(), Some(2), "{more:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let resume = with(&arguments(&data, &checkpoints, 2, &out), "--resume", checkpoints.to_str().unwrap());
+    let refused = |args: &[String]| {
+        let output = common::meganeura(args);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(!out.exists());
+        message
+    };
+    for (flag, value, change) in [
+        ("--seed", "3", "--seed 0 became 3"),
+        ("--lr", "0.02", "--lr 0.01 became 0.02"),
+        ("--batch", "5", "--batch 4 became 5"),
+        ("--loss", "mse", ""),
+        ("--label-smoothing", "0.1", "--label-smoothing 0 became 0.1"),
+        ("--optimizer", "sgd", "--optimizer adamw became sgd"),
+        ("--weight-decay", "0", "--weight-decay 0.01 became 0"),
+        ("--betas", "0.9,0.99", "--betas 0.9,0.999 became 0.9,0.99"),
+        ("--accumulate", "2", "--accumulate 1 became 2"),
+        ("--schedule", "step:every=3", "--schedule constant became step:every=3,gamma=0.1"),
+        ("--warmup", "3", "--warmup 0 became 3"),
+        ("--clip", "0.5", "--clip none became 0.5"),
+        ("--dropout", "off", "--dropout file became off"),
+        ("--batchnorm", "train", "--batchnorm file became train"),
+        ("--freeze", "conv*", "--freeze none became conv*"),
+        ("--lora", "fc.weight:rank=2", "--lora none became fc.weight:rank=2,alpha=2"),
+        ("--loss-scale", "dynamic", "--loss-scale off became dynamic"),
+    ] {
+        let message = refused(&with(&resume, flag, value));
+        assert!(message.contains(change), "{flag}: {message}");
+        assert!(change.is_empty() || message.contains("--resume-override"), "{flag}: {message}");
     }
+    refused(&with(&arguments(&data, &checkpoints, 2, &out), "--resume", "absent"));
+    refused(&arguments(&data, &checkpoints, 2, &out));
+
+    let mut overriding = with(&resume, "--lr", "0.02");
+    overriding.push("--resume-override".to_string());
+    succeed(&overriding);
+    assert!(out.exists());
+    // The checkpoints that follow are of the new options.
+    succeed(with(&with(&resume, "--lr", "0.02"), "--steps", "3"));
 }

@@ -5,6 +5,8 @@ mod common;
 use std::path::PathBuf;
 
 use common::{digits, fixture, npz, relative_l2, safetensors, succeed, write_npz};
+use meganeura::data::{Samples, Target};
+use meganeura::{Bindings, DType, Dataset, ImageOptions, Model, Tensor};
 use serde_json::Value;
 
 struct Scene {
@@ -92,7 +94,11 @@ fn inspect_shows_every_stage() {
     assert!(scene.run("inspect @model --dim batch=2 --dot").starts_with("digraph"));
     assert!(scene.run("inspect @model --parameters").contains("weight"));
     let plan = scene.run("inspect @model --dim batch=2 --plan");
-    assert!(plan.contains("kernel 0") && plan.contains("dispatches"), "{plan}");
+    assert!(plan.contains("kernel 0") && plan.contains("dispatches") && plan.contains("bytes on the device"), "{plan}");
+    let costs = scene.json("inspect @model --dim batch=32 --plan --loss cross_entropy --json");
+    let spaces: u64 = costs["bytes"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert_eq!(costs["peak"].as_u64(), Some(spaces), "{costs}");
+    assert!(costs["activations"].as_f64() <= costs["bound"].as_f64().map(|bound| 1.1 * bound), "{costs}");
     assert!(scene.run("inspect @model --dim batch=2 --wgsl 0").contains("@compute"));
 }
 
@@ -257,4 +263,73 @@ fn a_new_head_has_the_classes_that_were_asked_for() {
     assert_eq!(tuned["fc.weight"].len(), before["fc.weight"].len() / 10 * 12);
     let bound = 1.0 / (before["fc.weight"].len() as f64 / 10.0).sqrt();
     assert!(new[10..].iter().all(|v| v.abs() <= bound && *v != 0.0));
+}
+
+#[test]
+fn a_dry_run_tells_what_trains_and_why_and_writes_nothing() {
+    let scene = Scene::new();
+    let line = "train @model --data @train.npz --loss cross_entropy --lr 0.5 --train conv* --train fc.* --freeze conv1.* \
+                --group fc.*:lr=2x,weight-decay=0.25 --no-decay-norms --classes 3 --dry-run --json";
+    let plan = scene.json(line);
+    let row = |name: &str| plan.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
+    assert_eq!(plan.as_array().unwrap().len(), names(&scene.json("inspect @model --parameters --json")).len());
+    let (frozen, head) = (row("conv1.weight"), row("fc.weight"));
+    assert_eq!((frozen["trains"].as_bool(), frozen["why"].as_str()), (Some(false), Some("--freeze conv1.*")));
+    assert!(frozen["learning_rate"].is_null());
+    assert_eq!((head["trains"].as_bool(), head["why"].as_str()), (Some(true), Some("the new head")));
+    assert_eq!((head["learning_rate"].as_f64(), head["weight_decay"].as_f64()), (Some(1.0), Some(0.25)));
+    assert_eq!(head["shape"][0], 3);
+    let norm = row("conv2.bias");
+    assert_eq!((norm["why"].as_str(), norm["weight_decay"].as_f64()), (Some("--train conv*"), Some(0.0)));
+
+    let output = common::meganeura(["train", model().to_str().unwrap(), "--data", "absent", "--loss", "mse", "--dry-run"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && output.stdout.is_empty());
+    for part in ["parameter ", "learning rate", "weight decay", "conv1.weight", "a float initializer", "numbers train"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+
+    scene.run("train @model --data @train.npz --loss cross_entropy --steps 1 --train fc.* --log @run.jsonl -o @tuned");
+    let logged = scene.lines("run.jsonl").into_iter().find(|line| line["event"] == "parameters").unwrap();
+    assert_eq!(logged["parameters"].as_array().unwrap().iter().filter(|p| p["trains"] == true).count(), 2);
+}
+
+#[test]
+fn a_folder_of_images_trains_as_the_arrays_that_it_stands_for() {
+    let scene = Scene::new();
+    let folder = fixture("images/folder");
+    std::os::unix::fs::symlink(&folder, scene.path("folder")).unwrap();
+    let flags = "--loss cross_entropy --batch 2 --epochs 2 --lr 0.01 --seed 4";
+    let images = "--image-resize crop --image-mean 0.5 --image-std 0.25 --image-channels gray";
+    let summary =
+        scene.json(&format!("train @model --data @folder --eval @folder {flags} {images} -o @tuned.safetensors --json"));
+    assert_eq!(summary["steps"], 6);
+    let names = ["bright", "dark"].map(String::from);
+    let tuned = Model::open(scene.path("tuned.safetensors")).unwrap();
+    assert_eq!(tuned.class_names(), Some(names.to_vec()));
+
+    let options = ImageOptions {
+        fit: Some("crop".parse().unwrap()),
+        mean: Some(vec![0.5]),
+        std: Some(vec![0.25]),
+        ..ImageOptions::default()
+    };
+    let preprocessing = tuned.image_preprocessing(&Bindings::default(), options).unwrap();
+    let data = Dataset::open_images(&folder, preprocessing, None).unwrap();
+    let arrays = Samples::whole(&data, tuned.inputs(), Target::Key(None)).unwrap().tensors();
+    write_npz(&scene.path("images.npz"), &[("image", arrays[0].1.clone()), ("label", arrays[1].1.clone())]);
+    scene.run(&format!("train @model --data @images.npz {flags} -o @arrays.safetensors"));
+    assert_eq!(safetensors(&scene.path("tuned.safetensors")), safetensors(&scene.path("arrays.safetensors")));
+
+    // The names leave with the model, and decide what the folders of another run mean.
+    scene.run("export @tuned.safetensors --onnx @tuned.onnx");
+    assert_eq!(Model::open(scene.path("tuned.onnx")).unwrap().class_names(), Some(names.to_vec()));
+    std::fs::create_dir_all(scene.path("other/dark")).unwrap();
+    std::fs::copy(folder.join("dark/a.png"), scene.path("other/dark/a.png")).unwrap();
+    let of_folder = scene.json(&format!("grad @tuned.onnx --data @other --loss cross_entropy {images} -o @a --json"));
+    let dark = Dataset::open(scene.path("images.npz")).unwrap().array("image").unwrap().rows(&[3]);
+    write_npz(&scene.path("one.npz"), &[("image", dark), ("label", Tensor::from_i64(DType::I64, [1], &[1]))]);
+    let of_array = scene.json("grad @tuned.onnx --data @one.npz --loss cross_entropy -o @b --json");
+    assert_eq!(of_folder, of_array);
+    scene.run(&format!("run @tuned.safetensors --data @other {images} -o @out.npz"));
 }

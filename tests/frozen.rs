@@ -3,8 +3,10 @@
 mod common;
 
 use common::{device, digits, fixture, relative_l2};
+use meganeura::data::{Array, epoch_order};
 use meganeura::{
-    DType, Dataset, Error, Length, Loss, Metric, Model, NonFinite, Objective, Pattern, PrefixCache, Tensor, TrainOptions, Trainer,
+    Bindings, DType, Dataset, Error, Length, Loss, Metric, Model, NonFinite, Objective, Pattern, PrefixCache, Tensor,
+    TrainOptions, Trainer,
 };
 
 struct Run {
@@ -86,5 +88,54 @@ fn data_that_is_not_finite_is_named() {
             }
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Steps on samples that an application brings are those of a run over data that holds them, with a frozen prefix and without one.
+#[test]
+fn steps_on_given_samples_are_steps_of_a_run() {
+    let (image, label) = digits(24);
+    let rows = |tensor: &Tensor, rows: &[usize]| Array::from(tensor.clone()).rows(rows);
+    let model = Model::open(fixture("digits-cnn.onnx")).unwrap();
+    for (train, cache) in [("*", PrefixCache::Off), ("fc.*", PrefixCache::Off), ("fc.*", PrefixCache::default())] {
+        let trainer = || {
+            let objective = Objective::new(Loss::from_name("cross_entropy").unwrap());
+            let options = TrainOptions {
+                batch: Some(4),
+                accumulate: 2,
+                length: Length::Steps(5),
+                train: vec![Pattern::new(train).unwrap()],
+                learning_rate: 0.01,
+                seed: 2,
+                cache,
+                ..TrainOptions::new(objective)
+            };
+            let data = Dataset::from_tensors([("image", image.clone()), ("label", label.clone())]);
+            Trainer::new(&model, &device(), &data, options).unwrap()
+        };
+        let (mut whole, mut stepped) = (trainer(), trainer());
+        assert_eq!(stepped.frozen_prefix().is_some(), cache != PrefixCache::Off);
+        let mut losses = Vec::new();
+        whole
+            .train_to::<Error>(5, |report| {
+                losses.push(*report);
+                Ok(())
+            })
+            .unwrap();
+        let mut predictor =
+            stepped.predictor(&model, &Bindings { dims: [("batch".into(), 24)].into(), ..Default::default() }).unwrap();
+        let mut logits = predictor.run(&[("image", &image)]).unwrap();
+        for (step, expected) in losses.iter().enumerate() {
+            let order = epoch_order(2, step as u64 / 3, 24);
+            let turn = &order[step % 3 * 8..][..8];
+            let samples = Dataset::from_tensors([("image", rows(&image, turn)), ("label", rows(&label, turn))]);
+            assert_eq!(stepped.step_on(&samples).unwrap(), *expected, "{train}, step {step}");
+            let after = predictor.run(&[("image", &image)]).unwrap();
+            assert_ne!(after, logits, "the next guess is made with what was learned");
+            logits = after;
+        }
+        assert_eq!(stepped.weights().unwrap(), whole.weights().unwrap());
+        let few = Dataset::from_tensors([("image", rows(&image, &[0])), ("label", rows(&label, &[0]))]);
+        assert!(matches!(stepped.step_on(&few), Err(Error::StepSamples { found: 1, expected: 8 })));
     }
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use common::{device, digits, fixture, relative_l2, succeed, write_npz};
 use meganeura::checkpoint::Checkpoint;
-use meganeura::{Dataset, Length, Loss, LossScale, Model, Objective, Optimizer, StepReport, Tensor, TrainOptions, Trainer};
+use meganeura::{
+    Dataset, Length, Loss, LossScale, Model, NonFinite, Objective, Optimizer, Pass, StepReport, Tensor, TrainOptions, Trainer,
+};
 
 fn options(optimizer: &str, loss_scale: Option<LossScale>) -> TrainOptions {
     let objective = Objective::new(Loss::from_name("cross_entropy").unwrap());
@@ -48,8 +50,9 @@ fn overflowing() -> LossScale {
 
 #[test]
 fn a_step_that_overflows_changes_no_weight_and_no_moment() {
-    for (optimizer, accumulate) in [("adamw", 1), ("adafactor", 2)] {
-        let mut trainer = trainer(TrainOptions { accumulate, learning_rate: 1e-4, ..options(optimizer, Some(overflowing())) });
+    for (optimizer, accumulate, clip) in [("adamw", 1, None), ("adafactor", 2, None), ("adamw", 1, Some(1.0))] {
+        let options = TrainOptions { accumulate, clip, learning_rate: 1e-4, ..options(optimizer, Some(overflowing())) };
+        let mut trainer = trainer(options);
         let before = trainer.checkpoint().unwrap();
         let first = steps(&mut trainer, 1);
         assert!(first[0].skipped && first[0].loss.is_finite() && first[0].loss_scale == Some(2f64.powi(127)));
@@ -102,7 +105,33 @@ fn gradients_that_never_are_finite_end_the_run() {
     let (length, learning_rate, batch) = (Length::Steps(200), 0.0, Some(24));
     let mut trainer = trainer(TrainOptions { length, learning_rate, batch, ..options("sgd", Some(fixed)) });
     let error = trainer.train_to(200, |_| Ok::<_, meganeura::Error>(())).unwrap_err();
-    assert!(matches!(error, meganeura::Error::NonFiniteGradients { steps: 100, .. }), "{error}");
+    let meganeura::Error::NonFiniteGradients { step: 100, skipped: Some(skipped), bad: Some(bad) } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!((skipped.steps, skipped.scale), (100, f64::from(f32::MAX)));
+    assert!(matches!(bad, NonFinite::Tensor(tensor) if tensor.pass == Pass::Backward), "{error}");
+    assert_eq!(trainer.step(), 100);
+    let error = trainer.train_to(200, |_| Ok::<_, meganeura::Error>(())).unwrap_err();
+    assert!(matches!(error, meganeura::Error::NonFiniteGradients { step: 101, .. }), "{error}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_whatever_its_scale() {
+    let model = Model::open(fixture("digits-cnn.onnx")).unwrap();
+    let (image, label) = digits(24);
+    let mut values = image.to_f64_vec();
+    values[0] = f64::NAN;
+    let image = Tensor::from_f64(image.dtype(), image.shape().clone(), &values);
+    let data = Dataset::from_tensors([("image", image), ("label", label)]);
+    let mut trainer = Trainer::new(&model, &device(), &data, options("adamw", Some(LossScale::default()))).unwrap();
+    let error = trainer.train_to(40, |_| Ok::<_, meganeura::Error>(())).unwrap_err();
+    let meganeura::Error::NonFiniteLoss { step, bad: Some(NonFinite::Data { sample: 0, .. }), .. } = error else {
+        panic!("{error}")
+    };
+    let mut before = self::trainer(options("adamw", Some(LossScale::default())));
+    steps(&mut before, step - 1);
+    assert_eq!(trainer.step(), step - 1);
+    assert!(trainer.checkpoint().unwrap().tensors == before.checkpoint().unwrap().tensors);
 }
 
 #[test]

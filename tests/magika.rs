@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{device, fixture};
+use common::{device, fixture, published};
 use meganeura::codegen::{CompileOptions, compile};
 use meganeura::{
     Bindings, DType, Dataset, Device, Dim, HeadOptions, Length, Loss, Model, Objective, Optimizer, Pattern, Tensor, TrainOptions,
@@ -37,15 +37,6 @@ fn features(content: &[u8]) -> Vec<i64> {
     end.resize(SIZE, PADDING);
     let padding = vec![PADDING; SIZE - start.len()];
     start.into_iter().chain(padding).chain(end.into_iter().rev()).collect()
-}
-
-fn published(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".corpus/published").join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there; `cargo xtask test` fetches it", path.display());
-        return None;
-    }
-    Some(path)
 }
 
 /// The content of every file below a folder, by path.

@@ -143,3 +143,17 @@ fn steps_drop_differently_and_evaluation_drops_nothing() {
     let (kept, without) = losses(Mode::Off);
     assert!(kept.iter().all(|loss| (loss - evaluated).abs() < 1e-6) && evaluated == without, "{kept:?}, {evaluated}");
 }
+
+#[test]
+fn the_seed_of_grad_decides_what_drops() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (fixture("dropout/model.onnx"), training_data(folder.path()));
+    let grad = |seed: &str, out: &str| {
+        let out = folder.path().join(out);
+        let paths = [model.to_str().unwrap(), "--data", data.to_str().unwrap(), "-o", out.to_str().unwrap()];
+        succeed([&["grad"], &paths[..], &["--loss", "cross_entropy", "--seed", seed]].concat());
+        std::fs::read(out).unwrap()
+    };
+    let first = grad("1", "a");
+    assert!(first == grad("1", "b") && first != grad("2", "c"));
+}

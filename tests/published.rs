@@ -6,7 +6,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use common::{device, fixture, relative_l2};
 use meganeura::data::{Samples, Target};
@@ -21,12 +21,7 @@ const DIFFERENCE_NOISE: f64 = 2e-9;
 
 /// The file of a published model, or `None` where it could not be fetched.
 fn published(id: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".corpus/published").join(format!("{id}.onnx"));
-    if !path.exists() {
-        eprintln!("skipped: {} is not there; `cargo xtask test` fetches it", path.display());
-        return None;
-    }
-    Some(path)
+    common::published(&format!("{id}.onnx"))
 }
 
 fn data(id: &str) -> Dataset {

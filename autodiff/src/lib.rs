@@ -41,6 +41,6 @@ pub use losses::{Loss, LossError, TargetType};
 pub use low_rank::{LowRank, MatrixError, WeightMatrix, attach_low_rank, weight_matrices};
 pub use optimizers::{
     Accumulation, Clipped, EMA_PREFIX, LossScale, LossScaling, Optimizer, OptimizerError, clip_by_global_norm, ema_inputs,
-    exponential_moving_average,
+    ema_value, exponential_moving_average,
 };
 pub use reverse::{AutodiffError, gradients, vjp};

@@ -10,7 +10,7 @@ mod tests;
 
 use meganeura_ir::{DType, Graph, GraphError, NodeId, ParameterId, ParameterInfo, TensorType};
 
-pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, exponential_moving_average};
+pub use averaging::{Accumulation, EMA_PREFIX, ema_inputs, ema_value, exponential_moving_average};
 pub use clipping::{Clipped, clip_by_global_norm};
 use rules::Weight;
 pub use scaling::{LossScale, LossScaling};
@@ -159,7 +159,12 @@ impl Optimizer {
     /// As [`Optimizer::step_inputs`], for the group of that number.
     pub fn group_inputs(&self, group: usize, step: u64, learning_rate: f64) -> Vec<(String, f32)> {
         let numbers = self.numbers(step.max(1) as f64, learning_rate);
-        numbers.into_iter().map(|(name, value)| (input_name(name, group), value as f32)).collect()
+        numbers.map(|(name, value)| (input_name(name, group), value as f32)).collect()
+    }
+
+    /// The values of [`Optimizer::group_inputs`], in its order, without memory for their names.
+    pub fn group_values(&self, step: u64, learning_rate: f64) -> impl Iterator<Item = f32> + '_ {
+        self.numbers(step.max(1) as f64, learning_rate).map(|(_, value)| value as f32)
     }
 
     /// The value of the one input of a group that [`Optimizer::apply_counted`] added.
@@ -196,18 +201,15 @@ impl Optimizer {
         step: NodeId,
     ) -> Result<(), OptimizerError> {
         let learning_rate = scalar(g, &input_name(input::LEARNING_RATE, group))?;
-        let mut names = Vec::new();
         let mut numbers = Vec::new();
-        for index in 0..self.numbers(1.0, 1.0).len() {
+        for (index, (name, _)) in self.numbers(1.0, 1.0).enumerate() {
             let node = formula(g, |f| {
                 let [step, learning_rate] = f.terms([step, learning_rate]);
-                let all = self.numbers(step, learning_rate);
-                names.extend(all.get(index).map(|(name, _)| *name));
-                all.get(index).map_or(learning_rate, |(_, number)| *number)
+                self.numbers(step, learning_rate).nth(index).map_or(learning_rate, |(_, number)| number)
             })?;
-            numbers.push(node);
+            numbers.push((name, node));
         }
-        self.apply_with(g, group, gradients, &names.into_iter().zip(numbers).collect::<Vec<_>>())
+        self.apply_with(g, group, gradients, &numbers)
     }
 
     fn apply_with(

@@ -24,7 +24,7 @@ pub enum AutodiffError {
 /// Appends the gradient of `loss`, a float scalar, with respect to each node of `wrt`: nodes of the same types, zeros where `loss` does
 /// not depend on the node.
 ///
-/// Integers and bools pass no gradient, as in PyTorch.
+/// Integers and bools pass no gradient, as in PyTorch. New nodes have the origin of the node whose derivative they compute.
 ///
 /// # Errors
 /// `loss` is not a float scalar, a node of `wrt` is not a float, or an op on the way has no derivative.
@@ -65,6 +65,7 @@ pub fn vjp(g: &mut Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Resul
         let Some(dy) = cotangents[index] else { continue };
         let id = NodeId(index as u32);
         let node = g.node(id).clone();
+        g.set_origin(g.origin(id).cloned());
         for (position, &operand) in node.operands.iter().enumerate() {
             if !active[operand.index()] {
                 continue;
@@ -81,6 +82,7 @@ pub fn vjp(g: &mut Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Resul
             }
         }
     }
+    g.set_origin(None);
     wrt.iter()
         .map(|&node| match cotangents[node.index()] {
             Some(cotangent) => Ok(cotangent),

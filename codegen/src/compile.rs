@@ -5,10 +5,11 @@ use std::fmt;
 
 use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified};
 
+use crate::frugal::frugal_order;
 use crate::fuse::fuse;
 use crate::kernels::{Emitted, attention, copy, emit_launch};
 use crate::order::{Launch, order};
-use crate::plan::{layout, place_barriers};
+use crate::plan::{Layout, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
 use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
@@ -124,11 +125,14 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     };
     let saturated_nodes = graph.live().len();
     let graph = guard_scatters(&graph)?;
-    let launches = order(&graph, fuse(&graph, profile), profile);
-    let layout = layout(&graph, &launches, profile)?;
+    let groups = fuse(&graph, profile);
+    let launches = order(&graph, groups.clone(), profile);
+    let (mut launches, mut layout, mut emitted) = launched(&graph, launches, profile)?;
+    let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
+    if options.memory_limit.is_some_and(|limit| !sequence.fits(limit)) {
+        (launches, layout, emitted) = launched(&graph, frugal_order(&graph, groups), profile)?;
+    }
     let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
-    let emitted = launches.iter().filter_map(|launch| emit_launch(&graph, launch, &layout.in_place, profile));
-    let mut emitted: Vec<Emitted> = emitted.collect();
     let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
     let (mut schedule, placement) = sequence.fit(options.memory_limit)?;
     let recomputed = schedule.len() - launches.len();
@@ -185,6 +189,17 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         recomputed,
     };
     Ok(Compiled { program, report })
+}
+
+/// Launches with the kernels of each, and what these leave where.
+fn launched(
+    graph: &Graph,
+    launches: Vec<Launch>,
+    profile: &DeviceProfile,
+) -> Result<(Vec<Launch>, Layout, Vec<Emitted>), CompileError> {
+    let layout = layout(graph, &launches, profile)?;
+    let emitted = launches.iter().filter_map(|launch| emit_launch(graph, launch, &layout.in_place, profile)).collect();
+    Ok((launches, layout, emitted))
 }
 
 /// Rows from which it pays to know which a scatter touches, and elements of a row.

@@ -5,6 +5,7 @@ mod attention;
 mod body;
 mod compile;
 mod eval;
+mod frugal;
 mod fuse;
 mod index;
 mod kernels;

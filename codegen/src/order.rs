@@ -109,7 +109,7 @@ fn bindings(graph: &Graph, groups: &[&Group]) -> usize {
 }
 
 /// What must wait for what.
-fn edges(graph: &Graph, groups: &[Group]) -> Edges {
+pub fn edges(graph: &Graph, groups: &[Group]) -> Edges {
     let mut writer: HashMap<NodeId, usize> = HashMap::new();
     for (g, group) in groups.iter().enumerate() {
         writer.extend(group.stored.iter().map(|s| (s.node, g)));
@@ -139,8 +139,9 @@ fn edges(graph: &Graph, groups: &[Group]) -> Edges {
     edges
 }
 
-struct Edges {
-    after: Vec<BTreeSet<usize>>,
+pub struct Edges {
+    /// Per group: those that wait for it.
+    pub after: Vec<BTreeSet<usize>>,
 }
 
 impl Edges {

@@ -45,7 +45,7 @@ impl Sequence<'_> {
     /// [`CompileError::MemoryLimit`] says what can be reached.
     pub fn fit(&self, limit: Option<u64>) -> Result<(Vec<usize>, Placement), CompileError> {
         let fixed = self.layout.memory.total();
-        let whole = self.placed((0..self.emitted.len()).collect());
+        let whole = self.whole();
         let total = |found: &(Vec<usize>, Placement)| fixed + found.1.scratch.iter().sum::<u64>();
         let Some(limit) = limit.filter(|&limit| total(&whole) > limit) else { return Ok(whole) };
 
@@ -78,6 +78,15 @@ impl Sequence<'_> {
         }
         let reachable = total(&best);
         if reachable <= limit { Ok(best) } else { Err(CompileError::MemoryLimit { limit, reachable }) }
+    }
+
+    /// Whether the kernels, each once, take at most `limit` bytes of device memory.
+    pub fn fits(&self, limit: u64) -> bool {
+        self.layout.memory.total() + self.whole().1.scratch.iter().sum::<u64>() <= limit
+    }
+
+    fn whole(&self) -> (Vec<usize>, Placement) {
+        self.placed((0..self.emitted.len()).collect())
     }
 
     fn placed(&self, schedule: Vec<usize>) -> (Vec<usize>, Placement) {
@@ -347,4 +356,83 @@ fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
         Domain::Map | Domain::Row { .. } => 0,
     });
     arithmetic.fold(moved, u64::saturating_add).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A forward pass of `layers` values, each read by the next and by its part of a backward pass in reverse.
+    fn chain(layers: usize) -> Work {
+        let mut work = Work { values: Vec::new(), tasks: Vec::new() };
+        let push = |reads: Vec<usize>, work: &mut Work| {
+            let step = work.tasks.len();
+            for &read in &reads {
+                work.values[read].uses.push(step);
+            }
+            work.values.push(Value { bytes: ALIGNMENT, producer: step, uses: Vec::new() });
+            work.tasks.push(Task { reads, writes: vec![step], cost: 1, until: Some(usize::MAX) });
+            step
+        };
+        let mut forward = Vec::new();
+        for _ in 0..layers {
+            forward.push(push(forward.last().copied().into_iter().collect(), &mut work));
+        }
+        let mut gradient = None;
+        for &value in forward.iter().rev() {
+            gradient = Some(push([value].into_iter().chain(gradient).collect(), &mut work));
+        }
+        work
+    }
+
+    /// The most values in memory at once, where each leaves it after its last use before it is computed again.
+    fn peak(work: &Work, schedule: &[usize]) -> u64 {
+        let mut lifetimes: Vec<crate::liveness::Lifetime> = Vec::new();
+        let mut current = vec![None; work.values.len()];
+        for (step, &task) in schedule.iter().enumerate() {
+            for &read in &work.tasks[task].reads {
+                let lifetime: usize = current[read].expect("computed before it is read");
+                lifetimes[lifetime].until = step;
+            }
+            for &written in &work.tasks[task].writes {
+                current[written] = Some(lifetimes.len());
+                lifetimes.push(crate::liveness::Lifetime { size: work.values[written].bytes, from: step, until: step });
+            }
+        }
+        crate::liveness::Liveness { lifetimes, ..Default::default() }.peak()
+    }
+
+    #[test]
+    fn a_long_chain_fits_a_fraction_of_its_memory() {
+        let work = chain(64);
+        let whole: Vec<usize> = (0..work.tasks.len()).collect();
+        assert_eq!(work.play(u64::MAX).as_ref(), Some(&whole));
+        assert_eq!(peak(&work, &whole), 65 * ALIGNMENT);
+        for budget in [48, 32, 24] {
+            let schedule = work.play(budget * ALIGNMENT).expect("a schedule");
+            assert!(peak(&work, &schedule) <= budget * ALIGNMENT);
+            assert!(schedule.len() > whole.len() && schedule.len() <= 3 * whole.len(), "{} kernels", schedule.len());
+            // Every kernel still runs, and for the first time in order.
+            let mut first: Vec<usize> = Vec::new();
+            schedule.iter().for_each(|&task| {
+                if !first.contains(&task) {
+                    first.push(task);
+                }
+            });
+            assert_eq!(first, whole);
+        }
+        assert_eq!(work.play(2 * ALIGNMENT), None);
+    }
+
+    #[test]
+    fn what_an_update_has_overwritten_is_not_read_again() {
+        let mut work = chain(16);
+        work.tasks.iter_mut().for_each(|task| task.until = Some(17));
+        let Some(schedule) = work.play(15 * ALIGNMENT) else { return };
+        for (position, &task) in schedule.iter().enumerate() {
+            let again = schedule[..position].contains(&task);
+            let step = schedule[..position].iter().copied().max().unwrap_or(0) + 1;
+            assert!(!again || step <= 17, "kernel {task} runs again before step {step}");
+        }
+    }
 }

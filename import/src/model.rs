@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{
-    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto,
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto,
+    tensor_shape_proto,
 };
 use meganeura_ir::{DType, ParameterRole, Shape, Tensor};
 use prost::Message;
@@ -32,6 +33,8 @@ use crate::write::stored_type;
 const NEWEST_OPSET: i64 = 27;
 const OLDEST_OPSET: i64 = 6;
 const NEWEST_IR_VERSION: i64 = 13;
+/// The number of `ModelProto.metadata_props`.
+const METADATA_FIELD: u64 = 14;
 
 /// What to import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -151,6 +154,7 @@ pub struct Model {
     /// Without functions, and without nodes that the kept outputs do not need.
     pub(crate) graph: GraphProto,
     producer: String,
+    metadata: BTreeMap<String, String>,
     inputs: Vec<ModelInput>,
     outputs: Vec<ModelOutput>,
     parameters: Vec<ModelParameter>,
@@ -284,6 +288,7 @@ impl Model {
         };
         data.check(&read_values(&graph, &outputs))?;
         let producer = format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned();
+        let metadata = proto.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect();
         let bindings = artifact.as_ref().map(|a| a.bindings.clone()).unwrap_or_default();
         storage.release();
         Ok(Model {
@@ -292,6 +297,7 @@ impl Model {
             skeleton,
             graph,
             producer,
+            metadata,
             inputs,
             outputs,
             parameters,
@@ -338,6 +344,32 @@ impl Model {
     /// The program that wrote the model, with its version.
     pub fn producer(&self) -> &str {
         &self.producer
+    }
+
+    /// What exporters, and [`Model::set_metadata`], noted about the model.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Notes something about the model in the files that it is written to.
+    ///
+    /// # Errors
+    /// None that is known: the structure was decoded before.
+    pub fn set_metadata(&mut self, key: &str, value: &str) -> Result<(), ImportError> {
+        let entry = StringStringEntryProto { key: key.to_owned(), value: value.to_owned() };
+        let entry = ModelProto { metadata_props: vec![entry], ..ModelProto::default() };
+        let mut skeleton = Vec::with_capacity(self.skeleton.len() + key.len() + value.len());
+        for field in wire::fields(&self.skeleton, 0..self.skeleton.len()) {
+            let field = field?;
+            let part = &self.skeleton[field.whole];
+            let old = field.number == METADATA_FIELD && ModelProto::decode(part)?.metadata_props.iter().any(|old| old.key == key);
+            skeleton.extend(if old { &[] } else { part });
+        }
+        // To append a message is to merge it.
+        skeleton.extend(entry.encode_to_vec());
+        self.skeleton = skeleton;
+        self.metadata.insert(key.to_owned(), value.to_owned());
+        Ok(())
     }
 
     /// The outputs that the import was restricted to.

@@ -345,7 +345,10 @@ impl<'m> Builder<'m> {
 
     /// Adds the nodes of a graph, in order.
     pub fn nodes(&mut self, graph: &'m GraphProto) -> Result<(), ImportError> {
-        graph.node.iter().try_for_each(|node| self.node(node).map_err(|source| self.node_error(node, source)))
+        graph.node.iter().try_for_each(|node| {
+            self.folder.graph.set_origin(Some(node_label(node).into()));
+            self.node(node).map_err(|source| self.node_error(node, source))
+        })
     }
 
     fn name(&self, node: &NodeProto) -> NodeName {

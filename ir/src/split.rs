@@ -103,6 +103,7 @@ impl Graph {
     fn copy_into(&self, out: &mut Graph, map: &mut HashMap<NodeId, NodeId>, roots: &[NodeId]) -> Result<(), GraphError> {
         for id in self.needed(roots, |id| map.contains_key(&id))? {
             let node = self.node(id);
+            out.set_origin(self.origin(id).cloned());
             let copy = match &node.op {
                 Op::Input(input) => {
                     let info = &self.inputs()[input.0 as usize];
@@ -118,6 +119,7 @@ impl Graph {
             };
             map.insert(id, copy);
         }
+        out.set_origin(None);
         Ok(())
     }
 }

@@ -135,6 +135,11 @@ impl Tensor {
         &self.bytes
     }
 
+    /// The elements, to be overwritten.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

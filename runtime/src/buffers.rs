@@ -1,6 +1,7 @@
 //! Device memory with an owner.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blade_graphics::{Buffer, BufferDesc, BufferPiece, Memory};
 use meganeura_codegen::program::Region;
@@ -11,6 +12,7 @@ use crate::device::{Device, DeviceError};
 pub(crate) struct Arena {
     device: Arc<Device>,
     buffers: Vec<Buffer>,
+    bytes: u64,
 }
 
 impl Arena {
@@ -25,9 +27,11 @@ impl Arena {
         if bytes > limits.memory_bytes {
             return Err(DeviceError::MemoryExceeded { label: label.into(), bytes, limit: limits.memory_bytes });
         }
-        let mut arena = Arena { device: device.clone(), buffers: Vec::with_capacity(sizes.len()) };
+        let mut arena = Arena { device: device.clone(), buffers: Vec::with_capacity(sizes.len()), bytes: 0 };
         for &size in sizes {
             arena.buffers.push(allocate(device, label, size, Memory::Device)?);
+            arena.bytes += size;
+            device.memory().bytes.fetch_add(size, Ordering::Relaxed);
         }
         Ok(arena)
     }
@@ -44,6 +48,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.device.memory().bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         free(&self.device, self.buffers.drain(..));
     }
 }
@@ -101,6 +106,7 @@ impl Drop for Staging {
 }
 
 fn allocate(device: &Device, name: &str, size: u64, memory: Memory) -> Result<Buffer, DeviceError> {
+    device.memory().buffers.fetch_add(1, Ordering::Relaxed);
     device.guard(|context| context.create_buffer(BufferDesc { name, size: size.max(4), memory }))
 }
 

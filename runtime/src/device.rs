@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blade_graphics::{Context, ContextDesc};
@@ -93,6 +93,16 @@ pub struct Device {
     profile: DeviceProfile,
     dead: AtomicBool,
     probes: OnceLock<Vec<Probe>>,
+    memory: MemoryCounters,
+}
+
+/// What has been asked of the driver.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryCounters {
+    /// Bytes of device memory in use.
+    pub(crate) bytes: AtomicU64,
+    /// Buffers that were ever created, staging buffers included.
+    pub(crate) buffers: AtomicU64,
 }
 
 impl Device {
@@ -130,6 +140,7 @@ impl Device {
             info,
             dead: AtomicBool::new(false),
             probes: OnceLock::new(),
+            memory: MemoryCounters::default(),
         });
         let name = || device.info.name.clone();
         let probes = self_test::run(&device).map_err(|e| DeviceError::SelfTestAborted { name: name(), reason: e.to_string() })?;
@@ -153,6 +164,20 @@ impl Device {
     /// The outcome of each probe of the self-test.
     pub fn probes(&self) -> &[Probe] {
         self.probes.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Bytes of device memory that all that lives on this device has asked for, without the staging memory of the host.
+    pub fn memory_in_use(&self) -> u64 {
+        self.memory.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Buffers that were ever created on this device.
+    pub fn buffers_created(&self) -> u64 {
+        self.memory.buffers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryCounters {
+        &self.memory
     }
 
     /// The context, for a host that records its own passes.

@@ -1,5 +1,6 @@
 //! One program, ready to run.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,6 +107,42 @@ pub struct DispatchTime {
 ///
 /// Steps run in the order in which they are submitted, whichever session of the device they belong to: what one step writes, to
 /// parameters or to optimiser state, the next one sees.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use meganeura_codegen::{CompileOptions, compile};
+/// use meganeura_ir::{DType, Graph, ParameterInfo, ParameterRole, Tensor, TensorType};
+/// use meganeura_runtime::{Device, DeviceSelector, ParameterStore, Session};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // y = x + total, and the total grows to y.
+/// let mut graph = Graph::new();
+/// let ty = TensorType::new(DType::F32, [2]);
+/// let x = graph.input("x", ty.clone())?;
+/// let total = ParameterInfo { name: "total".into(), ty, stored: DType::F32, role: ParameterRole::Weight };
+/// let total = graph.parameter(total)?;
+/// let y = graph.add(x, total)?;
+/// graph.output("y", y)?;
+/// let id = graph.parameter_id("total").ok_or("it is declared")?;
+/// graph.update(id, y)?;
+///
+/// let device = Device::open(&DeviceSelector::Auto)?;
+/// let program = Arc::new(compile(&graph.verify()?, device.profile(), &CompileOptions::default())?.program);
+/// let store = ParameterStore::new(&device, &program)?;
+/// let mut session = Session::new(&device, program, &store)?;
+/// session.write_parameter(id, &Tensor::from_f32([2], &[10.0, 20.0]))?;
+///
+/// // Two steps are in flight; the second sees what the first one left.
+/// let (one, two) = (Tensor::from_f32([2], &[1.0, 1.0]), Tensor::from_f32([2], &[2.0, 3.0]));
+/// let first = session.submit(&[("x", &one)])?;
+/// let second = session.submit(&[("x", &two)])?;
+/// assert_eq!(session.wait(first)?, [Tensor::from_f32([2], &[11.0, 21.0])]);
+/// assert_eq!(session.wait(second)?, [Tensor::from_f32([2], &[13.0, 24.0])]);
+/// assert_eq!(session.read_parameter(id)?, Tensor::from_f32([2], &[13.0, 24.0]));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Session {
     /// First, so that dropping the session waits for its steps before it frees what they use.
     slots: [Slot; SLOTS],
@@ -228,7 +265,9 @@ impl Session {
     }
 
     /// As [`Session::submit`], with the inputs in the program's order.
-    pub fn submit_ordered(&mut self, inputs: &[&Tensor]) -> Result<Ticket, SessionError> {
+    ///
+    /// Once both steps in flight have been used, neither this nor [`Session::wait_into`] allocates.
+    pub fn submit_ordered(&mut self, inputs: &[impl Borrow<Tensor>]) -> Result<Ticket, SessionError> {
         self.check_inputs(inputs)?;
         let ticket = Ticket { session: self.id, step: self.next_step };
         let slot = &mut self.slots[ticket.step as usize % SLOTS];
@@ -236,7 +275,7 @@ impl Session {
         slot.step = None;
         for (copy, tensor) in self.inputs.iter().zip(inputs) {
             if let Some(copy) = copy {
-                words::encode(tensor, &mut slot.upload.words_mut()[copy.words()]);
+                words::encode(tensor.borrow(), &mut slot.upload.words_mut()[copy.words()]);
             }
         }
         let last = self.submissions.len() - 1;
@@ -245,7 +284,8 @@ impl Session {
                 if index == 0 {
                     step::record_upload(encoder, &slot.upload, &self.inputs);
                 }
-                step::record(encoder, "step", &self.pipelines, &self.dispatches[range.clone()]);
+                // Without a label: the graphics library keeps a copy of it.
+                step::record(encoder, "", &self.pipelines, &self.dispatches[range.clone()]);
                 if index == last {
                     step::record_download(encoder, &slot.download, &self.outputs);
                 }
@@ -270,6 +310,19 @@ impl Session {
 
     /// Waits for a step and returns its outputs in the program's order.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Vec<Tensor>, SessionError> {
+        Ok(self.downloaded(ticket)?.map(|(binding, words)| words::decode(&binding.ty, words)).collect())
+    }
+
+    /// As [`Session::wait`], into tensors of the outputs' types, in the program's order. Others are replaced by new ones.
+    pub fn wait_into(&mut self, ticket: Ticket, outputs: &mut [Tensor]) -> Result<(), SessionError> {
+        for ((binding, words), output) in self.downloaded(ticket)?.zip(outputs) {
+            words::decode_into(&binding.ty, words, output);
+        }
+        Ok(())
+    }
+
+    /// Waits for a step: its outputs and their words.
+    fn downloaded(&mut self, ticket: Ticket) -> Result<impl Iterator<Item = (&Binding, &[u32])>, SessionError> {
         if ticket.session != self.id {
             return Err(SessionError::ForeignTicket);
         }
@@ -279,10 +332,8 @@ impl Session {
         }
         slot.encoder.wait()?;
         let words = slot.download.words();
-        let output = |(binding, copy): (&Binding, &Option<StagedCopy>)| {
-            words::decode(&binding.ty, copy.map_or(&[], |copy| &words[copy.words()]))
-        };
-        Ok(self.program.outputs.iter().zip(&self.outputs).map(output).collect())
+        let outputs = self.program.outputs.iter().zip(&self.outputs);
+        Ok(outputs.map(|(binding, copy)| (binding, copy.map_or(&[][..], |copy| &words[copy.words()]))))
     }
 
     /// Waits for all steps in flight. Their tickets stay good.
@@ -392,12 +443,13 @@ impl Session {
     }
 
     /// Checks the inputs against the program's, and that the device can hold their values.
-    fn check_inputs(&self, inputs: &[&Tensor]) -> Result<(), SessionError> {
+    fn check_inputs(&self, inputs: &[impl Borrow<Tensor>]) -> Result<(), SessionError> {
         let (expected, found) = (self.program.inputs.len(), inputs.len());
         if expected != found {
             return Err(SessionError::InputCount { expected, found });
         }
         for (binding, tensor) in self.program.inputs.iter().zip(inputs) {
+            let tensor = tensor.borrow();
             if binding.ty != *tensor.ty() {
                 let (expected, found) = (binding.ty.clone(), tensor.ty().clone());
                 return Err(SessionError::InputType { name: binding.name.clone(), expected, found });

@@ -162,7 +162,7 @@ impl Slot {
 pub(crate) fn record_upload(encoder: &mut CommandEncoder, staging: &Staging, copies: &[Option<StagedCopy>]) {
     if copies.iter().any(Option::is_some) {
         encoder.barrier();
-        let mut pass = encoder.transfer("inputs");
+        let mut pass = encoder.transfer("");
         for copy in copies.iter().flatten() {
             pass.copy_buffer_to_buffer(staging.at(copy.offset), copy.device, copy.bytes);
         }
@@ -173,7 +173,7 @@ pub(crate) fn record_upload(encoder: &mut CommandEncoder, staging: &Staging, cop
 pub(crate) fn record_download(encoder: &mut CommandEncoder, staging: &Staging, copies: &[Option<StagedCopy>]) {
     if copies.iter().any(Option::is_some) {
         encoder.barrier();
-        let mut pass = encoder.transfer("outputs");
+        let mut pass = encoder.transfer("");
         for copy in copies.iter().flatten() {
             pass.copy_buffer_to_buffer(copy.device, staging.at(copy.offset), copy.bytes);
         }

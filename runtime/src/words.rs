@@ -82,6 +82,17 @@ pub(crate) fn decode(ty: &TensorType, words: &[u32]) -> Tensor {
     Tensor::from_bytes(ty.clone(), bytes).expect("one word per element")
 }
 
+/// As [`decode`], into a tensor; without an allocation where it has the type, and the device holds that as it is.
+pub(crate) fn decode_into(ty: &TensorType, words: &[u32], tensor: &mut Tensor) {
+    let as_it_is = cfg!(target_endian = "little") && matches!(ty.dtype, DType::F32 | DType::I32 | DType::U32);
+    let bytes: &[u8] = bytemuck::cast_slice(words);
+    if as_it_is && tensor.ty() == ty && tensor.bytes().len() == bytes.len() {
+        tensor.bytes_mut().copy_from_slice(bytes);
+    } else {
+        *tensor = decode(ty, words);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

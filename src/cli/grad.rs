@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use meganeura::{Bindings, Dataset, Error, Phase, WithRespectTo, write_tensors};
+use meganeura::{Bindings, Error, Phase, WithRespectTo, write_tensors};
 use serde_json::json;
 
+use super::images::ImageArgs;
 use super::objective::ObjectiveArgs;
 use super::phase::PhaseArgs;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
@@ -18,13 +19,18 @@ use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json};
 pub struct GradArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Arrays named after the inputs, and the target: .npz, .safetensors or .csv
+    /// Arrays named after the inputs, and the target: .npz, .safetensors or .csv; or a folder of class folders with images
     #[arg(long, value_name = "IN")]
     data: PathBuf,
+    #[command(flatten)]
+    images: ImageArgs,
     #[command(flatten)]
     objective: ObjectiveArgs,
     #[command(flatten)]
     phase: PhaseArgs,
+    /// Decides the random numbers of a model that draws any
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
     /// What to differentiate by
     #[arg(long, value_enum, default_value_t = Wrt::Parameters)]
     wrt: Wrt,
@@ -47,7 +53,6 @@ enum Wrt {
 pub fn run(args: &GradArgs) -> Result<(), Failure> {
     check_writable(&args.out)?;
     let model = args.model.open_to_train()?;
-    let data = Dataset::open(&args.data).map_err(Error::from)?;
     let objective = args.objective.objective()?;
     let wrt = match args.wrt {
         Wrt::Parameters => WithRespectTo::Parameters,
@@ -55,7 +60,8 @@ pub fn run(args: &GradArgs) -> Result<(), Failure> {
     };
     let device = args.device.open()?;
     let bindings = Bindings { phase: args.phase.phase(Phase::default()), ..args.model.bindings(&model) };
-    let found = model.gradients(&device, &data, &objective, wrt, &bindings)?;
+    let data = args.images.open(&args.data, &model, &bindings, model.class_names().as_deref())?;
+    let found = model.gradients_of_seed(&device, &data, &objective, wrt, &bindings, args.seed)?;
     let metadata = HashMap::from([("loss".to_string(), format!("{:?}", found.loss))]);
     write_tensors(&args.out, &found.gradients, metadata).map_err(Error::from)?;
     let squares = found.gradients.values().flat_map(|t| t.to_f64_vec()).map(|v| v * v);

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use meganeura::codegen::program::{Program, Region};
-use meganeura::codegen::{CompileOptions, Compiled, DeviceProfile, compile};
+use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile, compile};
 use meganeura::{Dataset, Error, Model, WorkPhase};
+use serde_json::{Map, Value, json};
 
 use super::dot::dot;
 use super::objective::ObjectiveArgs;
@@ -14,6 +15,7 @@ use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all}
 
 /// Show a model: what is in it, its graph, its plan, or a kernel
 #[derive(Debug, Args)]
+#[command(mut_arg("output", |output| output.long("loss-output")))]
 #[command(after_help = "Example:\n  meganeura inspect model.onnx --dim batch=1 --plan")]
 pub struct InspectArgs {
     #[command(flatten)]
@@ -34,14 +36,17 @@ pub struct InspectArgs {
     /// Arrays that sizes come from, with --loss: .npz, .safetensors or .csv
     #[arg(long, value_name = "IN")]
     data: Option<PathBuf>,
+    /// With --plan or --wgsl: the most device memory that the program may take, in MiB, as for train
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    recompute: Option<u64>,
     /// Plan for a kind of device instead of the one at hand
     #[arg(long, value_enum, value_name = "KIND", conflicts_with = "device")]
     kind: Option<Kind>,
     /// Leave out equality saturation
     #[arg(long)]
     unsaturated: bool,
-    /// Print JSON: of the summary and of the parameters
-    #[arg(long, conflicts_with_all = ["graph", "plan", "wgsl", "dot"])]
+    /// Print JSON: of the summary, of the parameters, and of what the plan costs
+    #[arg(long, conflicts_with_all = ["graph", "wgsl", "dot"])]
     json: bool,
 }
 
@@ -100,6 +105,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     }
     match &view.wgsl {
         Some(kernel) => print(&shader(&compiled(args, &model)?.program, kernel)?),
+        None if view.plan && args.json => print_json(&costs(&compiled(args, &model)?.report)),
         None if view.plan => print(&plan(&compiled(args, &model)?)),
         None => import::report(&model, args.json),
     }
@@ -118,11 +124,26 @@ fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
         (WorkPhase::Inference, None) => model.specialize(&bindings)?.graph,
         _ => model.workload(phase, objective.as_ref(), None, data.as_ref(), &bindings)?.graph,
     };
-    let mut options = CompileOptions::default();
+    let mut options = CompileOptions { memory_limit: args.recompute.map(|mib| mib << 20), ..CompileOptions::default() };
     if args.unsaturated {
         options.saturate = None;
     }
     Ok(compile(&graph.verify().map_err(Error::from)?, &profile, &options).map_err(Error::from)?)
+}
+
+/// What a plan costs, in bytes and dispatches.
+fn costs(report: &CompileReport) -> Value {
+    let spaces: Map<String, Value> = report.spaces().map(|(space, bytes)| (space.name().to_owned(), bytes.into())).collect();
+    json!({
+        "dispatches": report.dispatches,
+        "recomputed": report.recomputed,
+        "kernels": report.kernels,
+        "barriers": report.barriers,
+        "bytes": spaces,
+        "peak": report.memory.total(),
+        "activations": report.activations(),
+        "bound": report.bound,
+    })
 }
 
 /// What the compiler did, then every dispatch in order.
@@ -146,8 +167,7 @@ fn plan(compiled: &Compiled) -> String {
 
 /// `scratch.0+256:1024`: space and buffer, offset and size in bytes.
 fn place(region: &Region) -> String {
-    let space = format!("{:?}", region.space).to_lowercase();
-    format!("{space}.{}+{}:{}", region.buffer, region.offset, region.size)
+    format!("{}.{}+{}:{}", region.space.name(), region.buffer, region.offset, region.size)
 }
 
 fn shader(program: &Program, wanted: &str) -> Result<String, Failure> {

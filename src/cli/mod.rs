@@ -6,15 +6,18 @@ mod devices;
 mod dot;
 mod export;
 mod grad;
+mod images;
 mod import;
 mod inspect;
 mod objective;
 mod optimizer;
 mod phase;
+mod plan;
 mod progress;
 mod run;
 mod table;
 mod train;
+mod training;
 
 use std::fmt;
 use std::io::{ErrorKind, Write};

@@ -6,8 +6,9 @@ use clap::Args;
 use meganeura::data::{Samples, Target, write_npz};
 use meganeura::import::Warning;
 use meganeura::runtime::atomic_write;
-use meganeura::{Bindings, Dataset, Error, Phase, RANDOM_KEY, Tensor, random_key};
+use meganeura::{Bindings, Error, Phase, RANDOM_KEY, Tensor, random_key};
 
+use super::images::ImageArgs;
 use super::phase::PhaseArgs;
 use super::table::Table;
 use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json, warn_all};
@@ -18,9 +19,11 @@ use super::{DeviceArgs, Failure, ModelArgs, check_writable, print, print_json, w
 pub struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Arrays named after the inputs: .npz, .safetensors or .csv
+    /// Arrays named after the inputs: .npz, .safetensors or .csv; or a folder of class folders with images
     #[arg(long, value_name = "IN")]
     data: PathBuf,
+    #[command(flatten)]
+    images: ImageArgs,
     /// The .npz to write: arrays under the names of the outputs
     #[arg(short = 'o', value_name = "OUT")]
     out: Option<PathBuf>,
@@ -44,8 +47,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         check_writable(out)?;
     }
     let model = args.model.open(&args.outputs)?;
-    let data = Dataset::open(&args.data).map_err(Error::from)?;
     let bindings = Bindings { phase: args.phase.phase(Phase::INFERENCE), ..args.model.bindings(&model) };
+    let data = args.images.open(&args.data, &model, &bindings, None)?;
     let samples = Samples::whole(&data, &model.bound_inputs(&bindings), Target::Absent).map_err(Error::from)?;
     let device = args.device.open()?;
     let inputs = samples.tensors();

@@ -1,27 +1,26 @@
 //! `meganeura train`: fine-tuning.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use meganeura::checkpoint::{self, Checkpoint, CheckpointFolder};
-use meganeura::log::{Event, RunLog};
-use meganeura::plot::loss_curve;
-use meganeura::runtime::atomic_write;
+use meganeura::checkpoint::{self, Checkpoint, CheckpointFolder, ResumeError};
+use meganeura::import::Head;
+use meganeura::log::{Event, Parameter, RunLog};
 use meganeura::tensorboard::EventFile;
 use meganeura::{
-    Bindings, Dataset, Decay, Error, Evaluation, Evaluator, FrozenPrefix, HeadOptions, Length, LoraOptions, LossScale, Metric,
-    Model, Pattern, Phase, PrefixCache, StepReport, Tensor, TrainOptions, TrainedGroup, Trainer,
+    Bindings, Change, Dataset, Decay, Error, FrozenPrefix, HeadOptions, Length, LoraOptions, LossScale, Metric, Model,
+    ParameterPlan, Pattern, Phase, PlateauBy, PrefixCache, Settings, TrainOptions, Trainer,
 };
-use serde_json::json;
 
 use super::export::export_peft;
+use super::images::ImageArgs;
 use super::objective::ObjectiveArgs;
 use super::optimizer::OptimizerArgs;
 use super::phase::PhaseArgs;
 use super::progress::Progress;
-use super::{DeviceArgs, Failure, ModelArgs, check_folder, check_writable, print, print_json};
+use super::training::{Best, Record, Run, describe, watched};
+use super::{DeviceArgs, Failure, ModelArgs, check_folder, check_writable, plan, print_json};
 
 /// Fine-tune a model
 #[derive(Debug, Args)]
@@ -33,9 +32,11 @@ use super::{DeviceArgs, Failure, ModelArgs, check_folder, check_writable, print,
 pub struct TrainArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Samples along the first axis: .npz, .safetensors or .csv
+    /// Samples along the first axis: .npz, .safetensors or .csv; or a folder of class folders with images (png or jpeg)
     #[arg(long, value_name = "TRAIN")]
     data: PathBuf,
+    #[command(flatten)]
+    images: ImageArgs,
     #[command(flatten)]
     objective: ObjectiveArgs,
     /// Held-out data: evaluated before, after each epoch, and at the end
@@ -73,7 +74,8 @@ pub struct TrainArgs {
     optimizer: OptimizerArgs,
     /// The learning rate after the warm-up, with settings after a colon: constant, linear:end=0, cosine:min=1e-5,
     /// step:every=100,gamma=0.1, multi-step:at=100/200,gamma=0.1, exponential:gamma=0.99, polynomial:power=2 or
-    /// one-cycle:rise=0.3,div=25,final-div=1e4; counted in steps, of which steps=N limits linear, cosine and polynomial
+    /// one-cycle:rise=0.3,div=25,final-div=1e4; counted in steps, of which steps=N limits linear, cosine and polynomial. Or, by the results
+    /// of evaluations, plateau:factor=0.1,patience=10,threshold=1e-4,threshold-mode=rel,cooldown=0,min=0,by=loss (or by=metric)
     #[arg(long, default_value = "constant")]
     schedule: Decay,
     /// Steps over which the learning rate rises
@@ -109,6 +111,10 @@ pub struct TrainArgs {
     /// temporary file); or off [default: 1G]
     #[arg(long, value_name = "MEM", value_parser = parse_cache)]
     cache: Option<PrefixCache>,
+    /// The most device memory that a training step may take, in MiB: to fit, it computes values of the forward pass again instead of
+    /// keeping them
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    recompute: Option<u64>,
     /// Folder for checkpoints step-N.safetensors
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -121,6 +127,12 @@ pub struct TrainArgs {
     /// Go on from the newest checkpoint in this folder
     #[arg(long, value_name = "DIR")]
     resume: Option<PathBuf>,
+    /// Go on although options differ from those that the checkpoint was made with
+    #[arg(long, requires = "resume")]
+    resume_override: bool,
+    /// Print which parameters train, why, and how, and stop
+    #[arg(long)]
+    dry_run: bool,
     /// Write one JSON object per step and event
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -131,8 +143,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "SVG")]
     plot: Option<PathBuf>,
     /// The safetensors file for the tuned model. Without it the result would be lost
-    #[arg(short = 'o', value_name = "OUT")]
-    out: PathBuf,
+    #[arg(short = 'o', value_name = "OUT", required_unless_present = "dry_run")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -207,23 +219,25 @@ impl TrainArgs {
             lora: self.lora.clone(),
             seed,
             cache: self.cache.unwrap_or_default(),
+            recompute: self.recompute.map(|mib| mib << 20),
             bindings: Bindings { phase: self.phase.phase(Phase::default()), ..self.model.bindings(model) },
             ..TrainOptions::new(objective)
         })
     }
 
-    fn resize_head(&self, model: &mut Model, seed: u64) -> Result<(), Failure> {
-        let Some(classes) = self.classes else { return Ok(()) };
+    /// The layer that was replaced, if one was to be.
+    fn resize_head(&self, model: &mut Model, seed: u64) -> Result<Option<Head>, Failure> {
+        let Some(classes) = self.classes else { return Ok(None) };
         let (output, weight) = (self.objective.objective()?.output, self.head.clone());
         let options = HeadOptions { classes, output, weight, keep_rows: self.keep_rows, seed };
         let head = model.resize_head(&options)?;
         eprintln!("{}: {classes} classes instead of {}", head.weight.name, head.classes);
-        Ok(())
+        Ok(Some(head))
     }
 
     /// What the run needs and cannot make later: every file that it will write.
     fn check_outputs(&self) -> Result<Option<CheckpointFolder>, Failure> {
-        [Some(&self.out), self.log.as_ref(), self.plot.as_ref(), self.merged.as_ref()]
+        [self.out.as_ref(), self.log.as_ref(), self.plot.as_ref(), self.merged.as_ref()]
             .into_iter()
             .flatten()
             .try_for_each(|path| check_writable(path))?;
@@ -247,26 +261,102 @@ impl TrainArgs {
         problems.iter().for_each(|problem| eprintln!("warning: passed over {problem}"));
         Ok(Some(checkpoint))
     }
+
+    /// What training does with each parameter, told where somebody chose among them.
+    fn plan(
+        &self,
+        model: &Model,
+        options: &TrainOptions,
+        data: Option<&Dataset>,
+        head: Option<&Head>,
+    ) -> Result<Vec<ParameterPlan>, Failure> {
+        let mut plan = model.training_plan(options, data)?;
+        let of_head: Vec<&str> =
+            head.iter().flat_map(|head| [Some(&head.weight), head.bias.as_ref()]).flatten().map(|t| t.name.as_str()).collect();
+        for parameter in plan.iter_mut().filter(|p| p.rates.is_some() && of_head.contains(&p.name.as_str())) {
+            parameter.reason = "the new head".to_owned();
+        }
+        let TrainOptions { train, freeze, lora, groups, no_decay_norms, .. } = options;
+        let chosen = [train.is_empty(), freeze.is_empty(), lora.is_empty(), groups.is_empty(), !no_decay_norms].contains(&false);
+        if chosen || head.is_some() || self.dry_run && !self.json {
+            eprint!("{}", plan::table(&plan));
+        }
+        Ok(plan)
+    }
+
+    /// The data, and the held-out data. Names of classes go into the model.
+    fn data(&self, model: &mut Model, bindings: &Bindings) -> Result<(Dataset, Option<Dataset>), Failure> {
+        let mut classes = model.class_names();
+        if self.classes.is_some() && self.data.is_dir() {
+            // A new head has the classes of the data, after those that it keeps.
+            let found = self.images.open(&self.data, model, bindings, None)?;
+            let found = found.images().map(|images| images.classes().to_vec()).unwrap_or_default();
+            let mut all = classes.filter(|_| self.keep_rows).unwrap_or_default();
+            found.into_iter().for_each(|class| {
+                if !all.contains(&class) {
+                    all.push(class)
+                }
+            });
+            classes = Some(all);
+        }
+        let data = self.images.open(&self.data, model, bindings, classes.as_deref())?;
+        let classes = data.images().map(|images| images.classes().to_vec());
+        if let Some(classes) = &classes {
+            model.set_class_names(classes)?;
+        }
+        let held_out = self.eval.as_ref().map(|path| match path.is_dir() {
+            true => self.images.open(path, model, bindings, classes.as_deref()),
+            false => Ok(Dataset::open(path).map_err(Error::from)?),
+        });
+        Ok((data, held_out.transpose()?))
+    }
+
+    /// Continues where a checkpoint was made. Returns the best evaluation until then, and the weights it was of.
+    fn resume(&self, trainer: &mut Trainer, checkpoint: &Checkpoint, watched: &Settings) -> Result<Option<Best>, Failure> {
+        let mut changes = trainer.changes(checkpoint);
+        changes.extend(Change::between(&checkpoint.progress.settings, watched));
+        if !changes.is_empty() && !self.resume_override {
+            return Err(Error::from(ResumeError::Changed { changes }).into());
+        }
+        let comparable = changes.iter().all(|change| !watched.contains_key(&change.flag));
+        changes.iter().for_each(|change| eprintln!("warning: {change}"));
+        trainer.resume_with_changes(checkpoint)?;
+        Ok(Best::of(checkpoint).filter(|_| comparable))
+    }
 }
 
 pub fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let folder = args.check_outputs()?;
     let resumed = args.resumed()?;
     let seed = args.seed.or(resumed.as_ref().map(|c| c.progress.seed)).unwrap_or(0);
     let mut model = args.model.open_to_train()?;
-    args.resize_head(&mut model, seed)?;
+    let head = args.resize_head(&mut model, seed)?;
     let options = args.options(&model, seed)?;
-    let data = Dataset::open(&args.data).map_err(Error::from)?;
-    let held_out = args.eval.as_ref().map(Dataset::open).transpose().map_err(Error::from)?;
+    // Only new adapters depend on the data, by the sizes of the graph.
+    let data = match args.dry_run && args.lora.is_empty() {
+        true => None,
+        false => Some(args.data(&mut model, &options.bindings)?),
+    };
+    let plan = args.plan(&model, &options, data.as_ref().map(|(data, _)| data), head.as_ref())?;
+    let (Some(out), Some((data, held_out)), false) = (&args.out, data, args.dry_run) else {
+        return if args.json { print_json(&plan::json(plan)) } else { Ok(()) };
+    };
+    let folder = args.check_outputs()?;
+    let metric = args.metric.or(Metric::default_of(&options.objective.loss)).filter(|_| held_out.is_some());
+    if let Decay::Plateau(plateau) = &options.decay
+        && (held_out.is_none() || plateau.by == PlateauBy::Metric && metric.is_none())
+    {
+        return Err(Failure::input("--schedule plateau follows evaluations: give --eval, and --metric with by=metric"));
+    }
 
     let device = args.device.open()?;
     let preparing = Instant::now();
     let mut trainer = Trainer::new(&model, &device, &data, options)?;
-    if let Some(checkpoint) = &resumed {
-        trainer.resume(checkpoint)?;
-    }
-    let metric = args.metric.or(Metric::default_of(&args.objective.objective()?.loss));
     let evaluator = held_out.map(|data| trainer.evaluator(&model, &data, metric)).transpose()?;
+    let watched = watched(evaluator.as_ref(), metric, args.keep_best);
+    let best = match &resumed {
+        Some(checkpoint) => args.resume(&mut trainer, checkpoint, &watched)?,
+        None => None,
+    };
     let (trained, total) = (trainer.trained().len(), trainer.total_steps());
     eprintln!(
         "{}: {trained} of {} parameters train on {} samples, {total} steps of {}; prepared in {:.1} s",
@@ -279,12 +369,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     for adapter in trainer.adapters() {
         eprintln!("adapter of {}", adapter.describe());
     }
-    for group in trainer.groups().iter().filter(|_| trainer.groups().len() > 1) {
-        let TrainedGroup { optimizer, learning_rate, weights } = group;
-        let (first, more) = (weights.first().map_or("", |name| name), weights.len().saturating_sub(1));
-        let decay = optimizer.weight_decay();
-        eprintln!("group of {first:?} and {more} more: learning rate {learning_rate}, weight decay {decay}");
-    }
+    eprintln!("a step takes {:.1} MiB of device memory", trainer.memory() as f64 / f64::from(1 << 20));
     if trainer.reads_logits() {
         eprintln!("the model ends in a softmax: the loss reads its operand");
     }
@@ -294,7 +379,8 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
             "{operations} operations before the weights that train run once per sample: {bytes_per_sample} bytes each{file}"
         );
     }
-    let log = args.log.as_ref().map(|path| RunLog::open(path, resumed.is_some())).transpose().map_err(Error::from)?;
+    let after = resumed.as_ref().map(|checkpoint| checkpoint.progress.step);
+    let log = args.log.as_ref().map(|path| RunLog::open(path, after)).transpose().map_err(Error::from)?;
     let events = args.tensorboard.as_deref().map(EventFile::create).transpose().map_err(Error::from)?;
     let start = Event::Start {
         samples: trainer.samples(),
@@ -309,26 +395,29 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     let progress = Progress::new(trainer.step(), total, trainer.batch());
     let mut run = Run {
         every: args.every.unwrap_or(trainer.steps_per_epoch()),
+        fresh: resumed.is_none(),
         trainer,
         evaluator,
         folder,
-        best: None,
+        best,
+        watched,
         patience: args.patience,
         keep_best: args.keep_best,
-        record: Record { log, events, progress, started: Instant::now(), losses: Vec::new(), evaluations: Vec::new() },
+        record: Record::new(log, events, progress),
     };
     run.record.log(&start)?;
+    run.record.log(&Event::Parameters { parameters: plan.into_iter().map(Parameter::from).collect() })?;
     let outcome = run.train();
-    run.record.progress.finish();
+    run.record.finish();
     outcome?;
 
     run.trainer.update(&mut model)?;
-    if let Some(Best { step, weights: Some(weights), evaluation, .. }) = run.best.take() {
-        eprintln!("the weights are those after {step} steps: {}", describe(&evaluation));
+    if let Some(Best { so_far, weights: Some(weights) }) = run.best.take() {
+        eprintln!("the weights are those after {} steps: {}", so_far.step, describe(&so_far.evaluation));
         model.set_weights(weights)?;
     }
-    model.save(&args.out)?;
-    eprintln!("wrote {}", args.out.display());
+    model.save(out)?;
+    eprintln!("wrote {}", out.display());
     if let Some(folder) = &args.peft {
         export_peft(&model, folder)?;
     }
@@ -340,176 +429,7 @@ pub fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(path) = &args.plot {
         run.record.plot(path)?;
     }
-    run.summary(&args.out, args.json)
-}
-
-/// A training run with all that watches it.
-struct Run {
-    trainer: Trainer,
-    evaluator: Option<Evaluator>,
-    folder: Option<CheckpointFolder>,
-    /// Steps between checkpoints.
-    every: u64,
-    best: Option<Best>,
-    /// Evaluations without a better one before the run stops.
-    patience: Option<u64>,
-    keep_best: bool,
-    record: Record,
-}
-
-/// The best evaluation so far.
-struct Best {
-    step: u64,
-    evaluation: Evaluation,
-    /// Evaluations since then.
-    since: u64,
-    /// Of the model, where they are to be kept.
-    weights: Option<Vec<(String, Tensor)>>,
-}
-
-/// What is remembered and shown of a run.
-struct Record {
-    log: Option<RunLog>,
-    events: Option<EventFile>,
-    progress: Progress,
-    started: Instant,
-    /// `(step, loss)`
-    losses: Vec<(u64, f64)>,
-    evaluations: Vec<(u64, Evaluation)>,
-}
-
-impl Run {
-    fn train(&mut self) -> Result<(), Failure> {
-        self.evaluate()?;
-        self.record.progress.start();
-        let total = self.trainer.total_steps();
-        while self.trainer.step() < total {
-            let step = self.trainer.step();
-            let next_multiple = |interval: u64| (step / interval + 1) * interval;
-            let checkpoint = self.folder.as_ref().map(|_| next_multiple(self.every));
-            let evaluation = self.evaluator.as_ref().map(|_| next_multiple(self.trainer.steps_per_epoch()));
-            let stop = [Some(total), checkpoint, evaluation].into_iter().flatten().min().unwrap_or(total);
-            let record = &mut self.record;
-            self.trainer.train_to(stop, |report| record.step(report))?;
-            if checkpoint == Some(stop) || stop == total {
-                self.checkpoint()?;
-            }
-            if evaluation == Some(stop) || stop == total {
-                self.evaluate()?;
-                if let Some(best) = self.best.as_ref().filter(|best| self.patience.is_some_and(|most| best.since >= most)) {
-                    let best_step = best.step;
-                    self.record.progress.note(&format!("stopped after {stop} steps: no evaluation after {best_step} was better"));
-                    self.record.log(&Event::Stopped { step: stop, best_step })?;
-                    return if checkpoint == Some(stop) { Ok(()) } else { self.checkpoint() };
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn checkpoint(&mut self) -> Result<(), Failure> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        let checkpoint = self.trainer.checkpoint()?;
-        let path = folder.save(&checkpoint).map_err(Error::from)?;
-        self.record.log(&Event::Checkpoint { step: checkpoint.progress.step, path })
-    }
-
-    fn evaluate(&mut self) -> Result<(), Failure> {
-        let Some(evaluator) = &mut self.evaluator else { return Ok(()) };
-        let step = self.trainer.step();
-        let evaluation = self.trainer.evaluate(evaluator)?;
-        match &mut self.best {
-            Some(best) if !evaluation.improves_on(&best.evaluation) => best.since += 1,
-            best => {
-                let weights = if self.keep_best { Some(self.trainer.tuned()?.into_iter().collect()) } else { None };
-                *best = Some(Best { step, evaluation, since: 0, weights });
-            }
-        }
-        self.record.evaluation(step, evaluation)
-    }
-
-    fn summary(&self, out: &Path, json: bool) -> Result<(), Failure> {
-        let record = &self.record;
-        let evaluation = |found: Option<&(u64, Evaluation)>| {
-            found.map(|(_, e)| json!({ "loss": e.loss, "metric": e.metric.map(|m| m.0.name()), "value": e.metric.map(|m| m.1) }))
-        };
-        let seconds = record.started.elapsed().as_secs_f64();
-        let loss = record.losses.last().map(|l| l.1);
-        if json {
-            return print_json(&json!({
-                "steps": self.trainer.step(),
-                "loss": loss,
-                "before": evaluation(record.evaluations.first()),
-                "after": evaluation(record.evaluations.last()),
-                "seconds": seconds,
-                "output": out,
-            }));
-        }
-        let loss = loss.map(|l| format!(", last loss {l:.6}")).unwrap_or_default();
-        let mut text = format!("{} steps in {seconds:.1} s{loss}\n", self.trainer.step());
-        for (when, found) in [("before", record.evaluations.first()), ("after", record.evaluations.last())] {
-            if let Some((_, e)) = found {
-                text += &format!("{when}: {}\n", describe(e));
-            }
-        }
-        print(&text)
-    }
-}
-
-impl Record {
-    fn log(&mut self, event: &Event) -> Result<(), Failure> {
-        match &mut self.log {
-            Some(log) => Ok(log.write(event).map_err(Error::from)?),
-            None => Ok(()),
-        }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.started.elapsed().as_secs_f64()
-    }
-
-    fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let StepReport { step, epoch, loss, learning_rate, loss_scale, skipped } = *report;
-        self.losses.push((step, loss));
-        self.progress.step(step, loss);
-        if let (true, Some(scale)) = (skipped, loss_scale) {
-            self.progress.note(&format!("step {step} changed nothing: gradients of the loss times {scale} are not finite"));
-        }
-        let (samples_per_second, seconds) = (self.progress.speed(step), self.seconds());
-        if let Some(events) = &mut self.events {
-            let values = [("train/loss", loss), ("train/learning_rate", learning_rate)];
-            let scale = loss_scale.map(|scale| ("train/loss_scale", scale));
-            events.scalars(step, &values.into_iter().chain(scale).collect::<Vec<_>>()).map_err(Error::from)?;
-        }
-        self.log(&Event::Step { step, epoch, loss, learning_rate, loss_scale, skipped, samples_per_second, seconds })
-    }
-
-    fn evaluation(&mut self, step: u64, evaluation: Evaluation) -> Result<(), Failure> {
-        self.progress.note(&format!("evaluation after {step} steps: {}", describe(&evaluation)));
-        self.evaluations.push((step, evaluation));
-        let Evaluation { samples, loss, metric } = evaluation;
-        let (metric, value) = metric.map(|(metric, value)| (metric.name(), value)).unzip();
-        let seconds = self.seconds();
-        if let Some(events) = &mut self.events {
-            let metric = metric.map(|metric| format!("evaluation/{metric}"));
-            let values = [Some(("evaluation/loss", loss)), metric.as_deref().zip(value)];
-            events.scalars(step, &values.into_iter().flatten().collect::<Vec<_>>()).map_err(Error::from)?;
-        }
-        self.log(&Event::Evaluation { step, samples, loss, metric, value, seconds })
-    }
-
-    fn plot(&self, path: &Path) -> Result<(), Failure> {
-        let evaluations: Vec<(u64, f64)> = self.evaluations.iter().map(|(step, e)| (*step, e.loss)).collect();
-        let svg = loss_curve(&self.losses, &evaluations).map_err(Error::from)?;
-        atomic_write(path, |file| file.write_all(svg.as_bytes())).map_err(Error::from)?;
-        eprintln!("wrote {}", path.display());
-        Ok(())
-    }
-}
-
-fn describe(evaluation: &Evaluation) -> String {
-    let metric = evaluation.metric.map(|(metric, value)| format!(", {} {value:.4}", metric.name())).unwrap_or_default();
-    format!("loss {:.6}{metric} over {} samples", evaluation.loss, evaluation.samples)
+    run.summary(out, args.json)
 }
 
 #[cfg(test)]

@@ -78,6 +78,20 @@ impl Array {
         }
         Tensor::from_bytes(batch_type(&self.ty, indices.len()), out).expect("rows of a checked array")
     }
+
+    /// As [`Array::rows`], cast to the dtype of `tensor`, over it; without an allocation where it has that dtype and size already.
+    pub fn write_rows(&self, indices: &[usize], tensor: &mut Tensor) {
+        let bytes = self.bytes();
+        let row = self.samples().map_or(0, |samples| bytes.len() / samples.max(1));
+        let found = |&index: &usize| bytes.get(index * row..(index + 1) * row);
+        let fits = self.ty.dtype == tensor.dtype() && tensor.bytes().len() == row * indices.len();
+        if row == 0 || !fits || indices.iter().any(|index| found(index).is_none()) {
+            *tensor = self.rows(indices).cast(tensor.dtype());
+            return;
+        }
+        let rows = indices.iter().filter_map(found);
+        tensor.bytes_mut().chunks_exact_mut(row).zip(rows).for_each(|(place, row)| place.copy_from_slice(row));
+    }
 }
 
 impl From<Tensor> for Array {

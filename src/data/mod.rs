@@ -1,4 +1,4 @@
-//! Samples for training, evaluation and inference: named arrays from `.npz`, `.safetensors` or `.csv` files.
+//! Samples for training, evaluation and inference: named arrays from `.npz`, `.safetensors` or `.csv` files, and images in folders.
 //!
 //! The first axis of every array is the sample axis. Uncompressed files are memory-mapped: a batch copies the rows it needs and nothing
 //! else, so a data set may be larger than memory.
@@ -9,6 +9,7 @@
 mod array;
 mod cache;
 mod csv;
+mod images;
 mod npy;
 mod npz;
 mod order;
@@ -17,14 +18,18 @@ mod samples;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use meganeura_ir::{DType, Shape, Tensor, TensorType};
 
 pub use array::Array;
 pub(crate) use cache::RecordCache;
+pub use images::{Channels, Filter, Fit, ImageFolder, ImageOptions, ImagePreprocessing, Layout, PreprocessingError};
+pub(crate) use images::{NAMES_KEY, class_names, described, written_names};
 pub use npz::write_npz;
 pub(crate) use order::SplitMix64;
 pub use order::epoch_order;
+pub(crate) use order::write_epoch_order;
 pub use samples::{Samples, TARGET_INPUT, Target};
 
 /// Keys under which a target is looked for, in this order, when the caller names none.
@@ -55,6 +60,10 @@ pub enum DataError {
         "{path}: array {array:?} holds {found} samples, {other:?} holds {expected}: the first axis is the sample axis of every array"
     )]
     SampleCount { path: PathBuf, array: String, found: usize, other: String, expected: usize },
+    #[error("{path}: {reason}")]
+    ImageFolder { path: PathBuf, reason: String },
+    #[error("cannot use the image {path}: {reason}")]
+    Image { path: PathBuf, reason: String },
     #[error("{path} holds no samples")]
     Empty { path: PathBuf },
 }
@@ -73,7 +82,12 @@ pub struct Dataset {
     arrays: BTreeMap<String, Array>,
     /// From a table: columns that no key claims form the input of a model that has one input only.
     tabular: bool,
+    /// What feeds the input of images.
+    images: Option<Arc<ImageFolder>>,
 }
+
+/// Where labels of an image folder are among the arrays.
+const LABEL_KEY: &str = "label";
 
 impl Dataset {
     /// Opens an `.npz`, `.safetensors` or `.csv` file, recognised by its content and, for text, by its name.
@@ -82,6 +96,10 @@ impl Dataset {
     /// [`DataError`] where the file is missing, damaged, of another format, or holds an element type that no model takes.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
+        if path.is_dir() {
+            let reason = "it is a folder: what a model wants images to be must be known to read them".to_owned();
+            return Err(DataError::ImageFolder { path: path.to_path_buf(), reason });
+        }
         let map = array::map(path)?;
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
         let tabular = extension == "csv";
@@ -94,13 +112,36 @@ impl Dataset {
         } else {
             return Err(DataError::UnknownFormat { path: path.to_path_buf() });
         };
-        Ok(Dataset { path: path.to_path_buf(), arrays, tabular })
+        Ok(Dataset { path: path.to_path_buf(), arrays, tabular, images: None })
+    }
+
+    /// Images in a folder for each class, for the input that `preprocessing` names; the array `label` holds the index of each image's class in
+    /// `classes`, or in the folders in order of their names. [`Model::image_preprocessing`](crate::Model::image_preprocessing) and
+    /// [`Model::class_names`](crate::Model::class_names) tell what a model wants.
+    ///
+    /// # Errors
+    /// As [`ImageFolder::open`]. Images are decoded when they are needed.
+    pub fn open_images(
+        path: impl AsRef<Path>,
+        preprocessing: ImagePreprocessing,
+        classes: Option<&[String]>,
+    ) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let images = ImageFolder::open(path, preprocessing, classes)?;
+        let labels = Tensor::from_i64(DType::I64, [images.labels().len()], images.labels());
+        let arrays = [(LABEL_KEY.to_owned(), Array::from(labels))].into();
+        Ok(Dataset { path: path.to_path_buf(), arrays, tabular: false, images: Some(Arc::new(images)) })
+    }
+
+    /// The images, where the data is a folder of images.
+    pub fn images(&self) -> Option<&Arc<ImageFolder>> {
+        self.images.as_ref()
     }
 
     /// A data set in memory. The first axis of every tensor is the sample axis.
     pub fn from_tensors<N: Into<String>>(tensors: impl IntoIterator<Item = (N, Tensor)>) -> Self {
         let arrays = tensors.into_iter().map(|(name, tensor)| (name.into(), Array::from(tensor))).collect();
-        Dataset { path: PathBuf::from("<memory>"), arrays, tabular: false }
+        Dataset { path: PathBuf::from("<memory>"), arrays, tabular: false, images: None }
     }
 
     /// Where the data came from.

@@ -5,12 +5,18 @@
 /// Fisher-Yates over SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), so the order is the
 /// same on every platform and for every version of this library.
 pub fn epoch_order(seed: u64, epoch: u64, samples: usize) -> Vec<usize> {
+    let mut order = vec![0; samples];
+    write_epoch_order(seed, epoch, &mut order);
+    order
+}
+
+/// As [`epoch_order`], over `order`, one element per sample.
+pub(crate) fn write_epoch_order(seed: u64, epoch: u64, order: &mut [usize]) {
     let mut state = SplitMix64(SplitMix64(seed).next() ^ SplitMix64(!epoch).next());
-    let mut order: Vec<usize> = (0..samples).collect();
-    for last in (1..samples).rev() {
+    order.iter_mut().enumerate().for_each(|(sample, place)| *place = sample);
+    for last in (1..order.len()).rev() {
         order.swap(last, state.below(last as u64 + 1) as usize);
     }
-    order
 }
 
 /// A generator of random numbers whose stream is the same everywhere.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use meganeura_import::{Dim, ModelInput};
 use meganeura_ir::{DType, Tensor, TensorType};
 
-use super::{Array, DataError, Dataset, batch_type, numpy_name, widens};
+use super::{Array, DataError, Dataset, ImageFolder, batch_type, numpy_name, widens};
+use crate::step_inputs::StepInputs;
 
 /// The arrays that a model reads from a data set, and the target.
 #[derive(Clone, Debug)]
@@ -24,8 +26,44 @@ struct Column {
     name: String,
     /// The name in the file.
     key: String,
-    array: Array,
+    values: Values,
     dtype: DType,
+}
+
+/// Where the elements of a column come from.
+#[derive(Clone, Debug)]
+enum Values {
+    Array(Array),
+    Images(Arc<ImageFolder>),
+}
+
+impl Values {
+    fn ty(&self) -> TensorType {
+        match self {
+            Values::Array(array) => array.ty().clone(),
+            Values::Images(images) => images.ty(),
+        }
+    }
+
+    fn samples(&self) -> Option<usize> {
+        self.ty().shape.first().copied()
+    }
+
+    fn rows(&self, indices: &[usize]) -> Result<Tensor, DataError> {
+        match self {
+            Values::Array(array) => Ok(array.rows(indices)),
+            Values::Images(images) => images.rows(indices),
+        }
+    }
+
+    /// As [`Values::rows`], cast to the dtype of `tensor`, over it.
+    fn write_rows(&self, indices: &[usize], tensor: &mut Tensor) -> Result<(), DataError> {
+        match self {
+            Values::Array(array) => array.write_rows(indices, tensor),
+            Values::Images(images) => *tensor = images.rows(indices)?.cast(tensor.dtype()),
+        }
+        Ok(())
+    }
 }
 
 /// Which target a data set must have.
@@ -45,10 +83,10 @@ impl Samples {
     /// Missing arrays, shapes that do not fit, dtypes that do not widen to the model's without loss, unequal numbers of samples.
     pub fn bind(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>) -> Result<Self, DataError> {
         let mut samples = Self::find(dataset, inputs, target, 1)?;
-        if let Some(target) = samples.target.as_ref().filter(|t| t.array.samples().is_none()) {
+        if let Some(target) = samples.target.as_ref().filter(|t| t.values.samples().is_none()) {
             return Err(DataError::NoSampleAxis { path: samples.path, array: target.key.clone() });
         }
-        let counted = |c: &Column| Some((c.key.clone(), c.array.samples()?));
+        let counted = |c: &Column| Some((c.key.clone(), c.values.samples()?));
         let counts: Vec<(String, usize)> = samples.columns().filter_map(counted).collect();
         let path = dataset.path().to_path_buf();
         match counts.first().cloned() {
@@ -66,9 +104,16 @@ impl Samples {
     /// Finds an array for every input and for the target, for use as they are: all axes fit the model, and no axis is special.
     ///
     /// # Errors
-    /// As [`Samples::bind`], the number of samples excepted.
+    /// As [`Samples::bind`], the number of samples excepted; an image cannot be read.
     pub fn whole(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>) -> Result<Self, DataError> {
-        Self::find(dataset, inputs, target, 0)
+        let mut samples = Self::find(dataset, inputs, target, 0)?;
+        for column in &mut samples.inputs {
+            if let Values::Images(images) = &column.values {
+                let all: Vec<usize> = (0..images.labels().len()).collect();
+                column.values = Values::Array(Array::from(images.rows(&all)?));
+            }
+        }
+        Ok(samples)
     }
 
     fn find(dataset: &Dataset, inputs: &[ModelInput], target: Target<'_>, first_axis: usize) -> Result<Self, DataError> {
@@ -78,9 +123,13 @@ impl Samples {
             Target::Absent => None,
         };
         let bind = |input: &ModelInput| {
-            let (key, array) = dataset.input(&input.name, inputs.len() == 1, key)?;
-            check(path, &key, &array, input, first_axis)?;
-            Ok(Column { name: input.name.clone(), key, array, dtype: graph_dtype(input) })
+            let images = dataset.images().filter(|images| images.preprocessing().input == input.name);
+            let (key, values) = match images {
+                Some(images) => (input.name.clone(), Values::Images(images.clone())),
+                None => dataset.input(&input.name, inputs.len() == 1, key).map(|(key, array)| (key, Values::Array(array)))?,
+            };
+            check(path, &key, &values, input, first_axis)?;
+            Ok(Column { name: input.name.clone(), key, values, dtype: graph_dtype(input) })
         };
         let inputs = inputs.iter().map(bind).collect::<Result<_, DataError>>()?;
         let target = match target {
@@ -88,7 +137,7 @@ impl Samples {
             Target::Key(key) => {
                 let (key, array) = dataset.target(key)?;
                 let dtype = array.ty().dtype;
-                Some(Column { name: TARGET_INPUT.to_string(), key, array, dtype })
+                Some(Column { name: TARGET_INPUT.to_string(), key, values: Values::Array(array), dtype })
             }
         };
         Ok(Samples { path: path.to_path_buf(), inputs, target, count: 0 })
@@ -113,9 +162,14 @@ impl Samples {
         }
     }
 
+    /// Those of some inputs that these samples have a column for.
+    pub(crate) fn taken(&self, inputs: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+        inputs.iter().filter(|(name, _)| self.columns().any(|column| column.name == *name)).cloned().collect()
+    }
+
     /// Whether the array of an input has an axis of samples; `None` if no array feeds the input.
     pub(crate) fn has_axis(&self, input: &str) -> Option<bool> {
-        self.inputs.iter().find(|c| c.name == input).map(|c| c.array.samples().is_some())
+        self.inputs.iter().find(|c| c.name == input).map(|c| c.values.samples().is_some())
     }
 
     /// The shapes of the model's inputs in a batch of `batch` samples, or as they are.
@@ -145,18 +199,43 @@ impl Samples {
     }
 
     /// The samples at `indices`, by name of the graph's input; the target under [`TARGET_INPUT`].
-    pub fn batch(&self, indices: &[usize]) -> Vec<(String, Tensor)> {
-        self.columns().map(|c| (c.name.clone(), c.array.rows(indices).cast(c.dtype))).collect()
+    ///
+    /// # Errors
+    /// An image cannot be read.
+    pub fn batch(&self, indices: &[usize]) -> Result<Vec<(String, Tensor)>, DataError> {
+        self.columns().map(|c| Ok((c.name.clone(), c.values.rows(indices)?.cast(c.dtype)))).collect()
+    }
+
+    /// Begins to read the samples at `indices`, where that takes time: the next call of [`Samples::batch`] is expected to ask for them.
+    pub fn prefetch(&self, indices: &[usize]) {
+        for column in &self.inputs {
+            if let Values::Images(images) = &column.values {
+                images.prefetch(indices);
+            }
+        }
+    }
+
+    /// As [`Samples::batch`], over the tensors of `inputs`.
+    ///
+    /// # Errors
+    /// An image cannot be read.
+    pub(crate) fn write_batch(&self, indices: &[usize], inputs: &mut StepInputs) -> Result<(), DataError> {
+        for column in self.columns() {
+            if let Some(tensor) = inputs.get_mut(&column.name) {
+                column.values.write_rows(indices, tensor)?;
+            }
+        }
+        Ok(())
     }
 
     /// The targets of the samples at `indices`, in the dtype of the graph.
     pub fn targets(&self, indices: &[usize]) -> Option<Tensor> {
-        self.target.as_ref().map(|c| c.array.rows(indices).cast(c.dtype))
+        self.target.as_ref().and_then(|c| Some(c.array()?.rows(indices).cast(c.dtype)))
     }
 
     /// All arrays as they are, by name of the graph's input; the target under [`TARGET_INPUT`].
     pub fn tensors(&self) -> Vec<(String, Tensor)> {
-        self.columns().map(|c| (c.name.clone(), c.array.tensor().cast(c.dtype))).collect()
+        self.columns().filter_map(|c| Some((c.name.clone(), c.array()?.tensor().cast(c.dtype)))).collect()
     }
 }
 
@@ -166,8 +245,16 @@ pub const TARGET_INPUT: &str = "loss/target";
 impl Column {
     fn ty(&self, batch: Option<usize>) -> TensorType {
         match batch {
-            Some(batch) if self.array.samples().is_some() => batch_type(self.array.ty(), batch),
-            _ => self.array.ty().clone(),
+            Some(batch) if self.values.samples().is_some() => batch_type(&self.values.ty(), batch),
+            _ => self.values.ty(),
+        }
+    }
+
+    /// The array, where it is one: that of a target, or of data that is used whole, always is.
+    fn array(&self) -> Option<&Array> {
+        match &self.values {
+            Values::Array(array) => Some(array),
+            Values::Images(_) => None,
         }
     }
 }
@@ -178,8 +265,8 @@ fn graph_dtype(input: &ModelInput) -> DType {
 }
 
 /// Whether an array fits an input, apart from the axes before `first_axis`.
-fn check(path: &Path, key: &str, array: &Array, input: &ModelInput, first_axis: usize) -> Result<(), DataError> {
-    let found = array.ty();
+fn check(path: &Path, key: &str, values: &Values, input: &ModelInput, first_axis: usize) -> Result<(), DataError> {
+    let found = values.ty();
     let role = || format!("input {:?}", input.name);
     let fits = |(dim, &size): (&Dim, &usize)| !matches!(dim, Dim::Fixed(fixed) if *fixed != size);
     let fits = !input.ranked
@@ -194,6 +281,7 @@ fn check(path: &Path, key: &str, array: &Array, input: &ModelInput, first_axis: 
         return Err(DataError::DType { path, array, role: role(), found, expected, numpy });
     }
     if found.dtype == DType::F64
+        && let Values::Array(array) = values
         && let Err(range) = array.tensor().cast_finite(DType::F32)
     {
         return Err(DataError::Array { path: path.to_path_buf(), array: key.to_string(), reason: format!("holds {range}") });
@@ -233,7 +321,7 @@ mod tests {
         samples.convert_target(DType::I64);
         assert_eq!(samples.count(), 3);
         assert_eq!(samples.shapes(Some(2))["image"], [2, 2]);
-        let batch = samples.batch(&[2, 0]);
+        let batch = samples.batch(&[2, 0]).unwrap();
         assert_eq!(batch[1], (TARGET_INPUT.to_string(), Tensor::from_i64(DType::I64, [2], &[9, 7])));
     }
 
@@ -257,7 +345,7 @@ mod tests {
         for dtype in [DType::F16, DType::F32] {
             let data = Dataset::from_tensors([("image", images(2).cast(dtype))]);
             let samples = Samples::bind(&data, std::slice::from_ref(&half), Target::Absent).unwrap();
-            assert_eq!(samples.batch(&[0])[0].1.dtype(), DType::F32);
+            assert_eq!(samples.batch(&[0]).unwrap()[0].1.dtype(), DType::F32);
         }
     }
 

@@ -17,6 +17,16 @@ pub fn fixture(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path)
 }
 
+/// A file that `cargo xtask test` fetches, or `None` where it is not there.
+pub fn published(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".corpus/published").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there; `cargo xtask test` fetches it", path.display());
+        return None;
+    }
+    Some(path)
+}
+
 pub fn device() -> Arc<Device> {
     Device::open(&DeviceSelector::Auto).expect("a Vulkan device")
 }

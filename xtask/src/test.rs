@@ -6,6 +6,9 @@ use crate::{corpus, published, python, vulkan};
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
 
+/// Programs that show how the library is used.
+const EXAMPLES: [&str; 2] = ["fine_tune", "personalise"];
+
 /// Steps between the preparations and the tests: name, arguments of cargo. One profile throughout, so dependencies are built once.
 const CHECKS: &[(&str, &[&str])] = &[
     ("format", &["fmt", "--all", "--check"]),
@@ -33,6 +36,10 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     published::fetch(&python)?;
     for (name, arguments) in CHECKS {
         step(name, workspace.cargo(arguments))?;
+    }
+    for example in EXAMPLES {
+        let arguments = ["run", "--release", "--quiet", "--package", "meganeura", "--example", example];
+        step("example", workspace.cargo(&arguments))?;
     }
     print_size(workspace)?;
     for target in ["bytes", "models"] {

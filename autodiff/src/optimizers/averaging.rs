@@ -99,5 +99,10 @@ pub fn exponential_moving_average(g: &mut Graph, parameters: &[ParameterId]) -> 
 /// The decay is not a number from 0 up to 1.
 pub fn ema_inputs(step: u64, decay: f64) -> Result<(String, f32), OptimizerError> {
     Range::Fraction.check("ema", "decay", decay)?;
-    Ok((input::EMA_WEIGHT.to_owned(), if step <= 1 { 1.0 } else { (1.0 - decay) as f32 }))
+    Ok((input::EMA_WEIGHT.to_owned(), ema_value(step, decay)))
+}
+
+/// The value of [`ema_inputs`], of a decay that it accepts.
+pub fn ema_value(step: u64, decay: f64) -> f32 {
+    if step <= 1 { 1.0 } else { (1.0 - decay) as f32 }
 }

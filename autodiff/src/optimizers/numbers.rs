@@ -80,40 +80,29 @@ impl Number for Term<'_> {
 
 impl Optimizer {
     /// The scalars that the updates read, by name, at a step that counts from 1.
-    pub(super) fn numbers<N: Number>(&self, step: N, learning_rate: N) -> Vec<(&'static str, N)> {
-        let shrink = (input::SHRINK, learning_rate * -self.weight_decay() + 1.0);
-        let adam = |beta1, beta2| {
-            vec![
-                (input::STEP_SIZE, learning_rate / step.complement_of_power(beta1)),
-                (input::BIAS_CORRECTION, step.complement_of_power(beta2).sqrt()),
-            ]
-        };
-        let mut numbers = match *self {
-            Optimizer::Sgd { dampening, .. } => {
-                vec![(input::LEARNING_RATE, learning_rate), (input::GRADIENT_WEIGHT, step.first_or(1.0, 1.0 - dampening))]
+    pub(super) fn numbers<N: Number>(&self, step: N, learning_rate: N) -> impl Iterator<Item = (&'static str, N)> {
+        let plain = || Some((input::LEARNING_RATE, learning_rate));
+        let shrink = || Some((input::SHRINK, learning_rate * -self.weight_decay() + 1.0));
+        let step_size = |beta1| Some((input::STEP_SIZE, learning_rate / step.complement_of_power(beta1)));
+        let correction = |beta2| Some((input::BIAS_CORRECTION, step.complement_of_power(beta2).sqrt()));
+        let numbers: [Option<(&'static str, N)>; 3] = match *self {
+            Optimizer::Sgd { momentum, dampening, .. } => {
+                let weighs = momentum != 0.0 && dampening != 0.0;
+                [plain(), weighs.then(|| (input::GRADIENT_WEIGHT, step.first_or(1.0, 1.0 - dampening))), None]
             }
-            Optimizer::Adam { beta1, beta2, .. } => adam(beta1, beta2),
-            Optimizer::AdamW { beta1, beta2, .. } => [adam(beta1, beta2), vec![shrink]].concat(),
-            Optimizer::Lion { .. } => vec![(input::LEARNING_RATE, learning_rate), shrink],
-            Optimizer::Adafactor { beta2_decay, .. } => vec![
-                (input::RELATIVE_STEP, learning_rate.least(step.rsqrt())),
-                (input::VARIANCE_WEIGHT, step.power(beta2_decay)),
-                shrink,
+            Optimizer::Adam { beta1, beta2, .. } => [step_size(beta1), correction(beta2), None],
+            Optimizer::AdamW { beta1, beta2, .. } => [step_size(beta1), correction(beta2), shrink()],
+            Optimizer::Lion { .. } => [plain(), shrink(), None],
+            Optimizer::Adafactor { beta2_decay, .. } => [
+                Some((input::RELATIVE_STEP, learning_rate.least(step.rsqrt()))),
+                Some((input::VARIANCE_WEIGHT, step.power(beta2_decay))),
+                shrink(),
             ],
-            Optimizer::RmsProp { .. } => vec![(input::LEARNING_RATE, learning_rate)],
+            Optimizer::RmsProp { .. } => [plain(), None, None],
             Optimizer::Adagrad { learning_rate_decay, .. } => {
-                vec![(input::LEARNING_RATE, learning_rate / ((step + -1.0) * learning_rate_decay + 1.0))]
+                [Some((input::LEARNING_RATE, learning_rate / ((step + -1.0) * learning_rate_decay + 1.0))), None, None]
             }
         };
-        numbers.retain(|(name, _)| self.reads(name));
-        numbers
-    }
-
-    /// Whether the updates have an input that only some attributes need.
-    fn reads(&self, input: &str) -> bool {
-        match *self {
-            Optimizer::Sgd { momentum, dampening, .. } if input == input::GRADIENT_WEIGHT => momentum != 0.0 && dampening != 0.0,
-            _ => true,
-        }
+        numbers.into_iter().flatten()
     }
 }

@@ -187,3 +187,29 @@ fn attached_tensors_come_back_and_are_no_parameters() {
     let refused = write_artifact_with(&mut Vec::new(), &model, &stored(&model), &attachments);
     assert!(matches!(refused, Err(ImportError::Artifact(ArtifactError::Attachment(name))) if name == "half"));
 }
+
+#[test]
+fn metadata_leaves_with_both_formats_once_for_each_key() {
+    let bytes = sample().bytes();
+    let mut model = Model::from_onnx(bytes.clone(), &ImportOptions::default()).unwrap();
+    assert!(model.metadata().is_empty());
+    for (key, value) in [("names", "{0: 'a'}"), ("task", "classify"), ("names", "{0: 'b'}")] {
+        model.set_metadata(key, value).unwrap();
+    }
+    let mut onnx = Vec::new();
+    write_onnx(&mut onnx, &model, &stored(&model)).unwrap();
+    let entries = ModelProto::decode(onnx.as_slice()).unwrap().metadata_props;
+    let entries: Vec<(&str, &str)> = entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
+    assert_eq!(entries, [("task", "classify"), ("names", "{0: 'b'}")]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, artifact(&model)).unwrap();
+    assert_eq!(Model::open(&path).unwrap().metadata(), model.metadata());
+    let without: Vec<u8> = {
+        let mut out = Vec::new();
+        write_onnx(&mut out, &Model::from_onnx(bytes, &ImportOptions::default()).unwrap(), &stored(&model)).unwrap();
+        out
+    };
+    assert!(onnx.starts_with(&without), "nothing else changes");
+}
