@@ -211,6 +211,14 @@ impl Fuser<'_> {
             }
             return;
         }
+        if users.is_empty()
+            && let Some(g) = self.beside(id)
+        {
+            let at = self.root_indices[g].clone();
+            self.groups[g].stored.push(Stored { node: id, place: Place::Axes((0..at.len()).map(Some).collect()) });
+            self.expand(id, g, &at, false, false);
+            return;
+        }
         // The user with the smallest root runs first: what it stores, all others can load.
         let owner = users.iter().copied().min_by_key(|&g| self.groups[g].root);
         let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
@@ -230,6 +238,26 @@ impl Fuser<'_> {
                 self.groups[g].reads.insert(id);
             }
         }
+    }
+
+    /// A group that may store the result `id` too, since it reads an operand of it at the same element.
+    ///
+    /// Nothing reads `id`, so that no cycle can arise.
+    fn beside(&self, id: NodeId) -> Option<usize> {
+        let n = self.graph.node(id);
+        if !n.op.is_pointwise() {
+            return None;
+        }
+        let computed = n.operands.iter().filter(|&&o| !self.graph.node(o).op.is_leaf() && !is_light(self.graph, o));
+        let mut readers = computed.filter_map(|o| self.uses.get(o)).flatten().filter(|u| !u.guarded && !u.prologue);
+        readers.find_map(|u| {
+            let group = &self.groups[u.group];
+            let alike = self.graph.ty(group.root).shape == n.ty.shape && u.at == self.root_indices[u.group];
+            let suits = matches!(group.domain, Domain::Map) && !self.has_loops(u.group);
+            let added = n.operands.iter().filter(|o| in_memory(self.graph, **o) && !self.frontier[u.group].contains(o)).count();
+            let bindings = self.frontier[u.group].len() + added + group.stored.len() + 1;
+            (alike && suits && bindings <= self.max_bindings).then_some(u.group)
+        })
     }
 
     fn new_group(&mut self, root: NodeId) -> usize {
