@@ -6,6 +6,7 @@ use blade_graphics::{Buffer, BufferDesc, BufferPiece, Memory};
 use meganeura_codegen::program::Region;
 
 use crate::device::{Device, DeviceError};
+use crate::fault::Site;
 
 /// The buffers of one space, freed on drop. Whoever drops it has waited for the device.
 pub(crate) struct Arena {
@@ -101,12 +102,41 @@ impl Drop for Staging {
 }
 
 fn allocate(device: &Device, name: &str, size: u64, memory: Memory) -> Result<Buffer, DeviceError> {
-    device.guard(|context| context.create_buffer(BufferDesc { name, size: size.max(4), memory }))
+    let size = size.max(4);
+    check_room(device, name, size, memory)?;
+    device.guard_at(Site::Allocation, |context| context.create_buffer(BufferDesc { name, size, memory }))
+}
+
+/// What a software device may allocate beyond a buffer: the allocator's largest chunk, and memory for the driver, which aborts without.
+const SOFTWARE_ROOM: u64 = 128 << 20;
+
+/// Refuses what will not fit: blade panics where an allocation fails, and no memory of its context is ever freed then.
+fn check_room(device: &Device, label: &str, bytes: u64, memory: Memory) -> Result<(), DeviceError> {
+    if device.info().is_software() {
+        check_host_room(label, bytes.saturating_add(SOFTWARE_ROOM))
+    } else if memory == Memory::Device {
+        match device.memory() {
+            Some((usage, budget)) if usage.saturating_add(bytes) > budget => {
+                Err(DeviceError::NoRoom { label: label.into(), bytes })
+            }
+            _ => Ok(()),
+        }
+    } else {
+        check_host_room(label, bytes)
+    }
+}
+
+/// Whether the process can allocate so much.
+pub(crate) fn check_host_room(label: &str, bytes: u64) -> Result<(), DeviceError> {
+    let error = || DeviceError::NoRoom { label: label.into(), bytes };
+    let size = usize::try_from(bytes).map_err(|_| error())?;
+    // An optimiser may remove an allocation that nothing uses.
+    std::hint::black_box(Vec::<u8>::new()).try_reserve_exact(std::hint::black_box(size)).map_err(|_| error())
 }
 
 fn free(device: &Device, buffers: impl IntoIterator<Item = Buffer>) {
     for buffer in buffers {
-        if let Err(error) = device.guard(|context| context.destroy_buffer(buffer)) {
+        if let Err(error) = device.release(|context| context.destroy_buffer(buffer)) {
             tracing::debug!(%error, "a buffer was leaked with its device");
         }
     }
