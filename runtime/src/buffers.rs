@@ -113,7 +113,8 @@ const SOFTWARE_ROOM: u64 = 128 << 20;
 /// Refuses what will not fit: blade panics where an allocation fails, and no memory of its context is ever freed then.
 fn check_room(device: &Device, label: &str, bytes: u64, memory: Memory) -> Result<(), DeviceError> {
     if device.info().is_software() {
-        check_host_room(label, bytes.saturating_add(SOFTWARE_ROOM))
+        let refused = |_| DeviceError::NoRoom { label: label.into(), bytes };
+        check_host_room(label, bytes.saturating_add(SOFTWARE_ROOM)).map_err(refused)
     } else if memory == Memory::Device {
         match device.memory() {
             Some((usage, budget)) if usage.saturating_add(bytes) > budget => {
@@ -155,5 +156,36 @@ mod tests {
         let buffers = vec![limits.buffer_bytes(); (limits.memory_bytes / limits.buffer_bytes() + 1) as usize];
         assert!(matches!(Arena::new(device(), "scratch", &buffers).err(), Some(DeviceError::MemoryExceeded { .. })));
         assert!(!device().is_dead());
+    }
+
+    /// The path on which blade panics, for what [`check_room`] does not foresee: in a process of its own, whose memory is limited.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_allocation_that_fails_in_the_driver_kills_the_device_only() {
+        const TEST: &str = "buffers::tests::an_allocation_that_fails_in_the_driver_kills_the_device_only";
+        const LIMITED: &str = "MEGANEURA_TEST_LIMITED";
+        if !device().info().is_software() {
+            return;
+        }
+        if std::env::var_os(LIMITED).is_none() {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let peak =
+                status.lines().find_map(|line| line.strip_prefix("VmPeak:")?.split_whitespace().next()?.parse::<u64>().ok());
+            let mut command = std::process::Command::new("sh");
+            let limit = peak.unwrap() + (1 << 20);
+            command.arg("-c").arg(format!("ulimit -v {limit} && exec \"$0\" --exact {TEST} --nocapture"));
+            let output = command.arg(std::env::current_exe().unwrap()).env(LIMITED, "1").output().unwrap();
+            assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+            return;
+        }
+        for _ in 0..2 {
+            let failing = Device::open(&crate::DeviceSelector::Auto).unwrap();
+            let small = Arena::new(&failing, "small", &[4096]).unwrap();
+            let desc = BufferDesc { name: "large", size: 16 << 30, memory: Memory::Device };
+            assert_eq!(failing.guard(|context| context.create_buffer(desc)).err(), Some(DeviceError::OutOfMemory));
+            assert!(failing.is_dead());
+            drop((small, failing));
+        }
+        assert!(Arena::new(device(), "small", &[4096]).is_ok());
     }
 }
