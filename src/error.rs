@@ -10,6 +10,7 @@ use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionErr
 
 use crate::checkpoint::ResumeError;
 use crate::data::DataError;
+use crate::live::LiveError;
 use crate::log::LogError;
 use crate::plot::PlotError;
 
@@ -93,6 +94,20 @@ pub enum Error {
     Log(#[from] LogError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+    #[error(transparent)]
+    Live(#[from] LiveError),
+}
+
+impl Error {
+    /// What went wrong on the device, if it was that.
+    pub fn device(&self) -> Option<&DeviceError> {
+        match self {
+            Error::Device(error)
+            | Error::Session(SessionError::Device(error) | SessionError::Parameter(ParameterError::Device(error)))
+            | Error::Parameter(ParameterError::Device(error)) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 impl From<DataError> for Error {

@@ -38,6 +38,7 @@ mod evaluator;
 mod gradients;
 mod groups;
 mod head;
+pub mod live;
 pub mod log;
 mod metric;
 mod model;

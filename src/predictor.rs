@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::{CompileOptions, Program};
 use meganeura_import::RANDOM_KEY;
 use meganeura_ir::{DType, Graph, ParameterId, ParameterRole, Tensor, random_key};
@@ -39,14 +40,25 @@ impl Predictor {
 
 /// The program of a graph for a device.
 pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Error> {
+    compile_for(graph, device.profile())
+}
+
+/// The program of a graph for devices of a profile.
+pub(crate) fn compile_for(graph: Graph, profile: &DeviceProfile) -> Result<Arc<Program>, Error> {
     let verified = graph.verify()?;
-    let compiled = meganeura_codegen::compile(&verified, device.profile(), &CompileOptions::default())?;
+    let compiled = meganeura_codegen::compile(&verified, profile, &CompileOptions::default())?;
     Ok(Arc::new(compiled.program))
 }
 
 /// A store with today's weights of `model`, in the layout of `program`.
 pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Program) -> Result<Arc<ParameterStore>, Error> {
     let store = ParameterStore::new(device, program)?;
+    write_weights(model, &store)?;
+    Ok(store)
+}
+
+/// Gives a store today's weights of `model`.
+pub(crate) fn write_weights(model: &Model, store: &ParameterStore) -> Result<(), Error> {
     let mut waiting: Vec<(ParameterId, Tensor)> = Vec::new();
     let mut bytes = 0;
     let upload = |waiting: &mut Vec<(ParameterId, Tensor)>| {
@@ -55,7 +67,7 @@ pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Progr
         waiting.clear();
         written
     };
-    for binding in &program.parameters {
+    for binding in store.parameters() {
         let Some(parameter) = model.imported().parameter(&binding.name) else { continue };
         debug_assert!(parameter.role != ParameterRole::Optimizer);
         let tensor = model.weight(&binding.name)?.cast_finite(DType::F32);
@@ -67,8 +79,7 @@ pub(crate) fn place_weights(model: &Model, device: &Arc<Device>, program: &Progr
             bytes = 0;
         }
     }
-    upload(&mut waiting)?;
-    Ok(store)
+    Ok(upload(&mut waiting)?)
 }
 
 /// The key of a step's random numbers, as an input, where `program` draws any.

@@ -449,7 +449,7 @@ impl Trainer {
     }
 }
 
-fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -> Result<usize, Error> {
+pub(crate) fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -> Result<usize, Error> {
     let fixed = inputs.iter().find_map(|input| match input.dims.first() {
         Some(Dim::Fixed(size)) => Some(*size),
         _ => None,
@@ -463,7 +463,7 @@ fn batch_size(inputs: &[ModelInput], samples: &Samples, wanted: Option<usize>) -
 }
 
 /// The weights that train: chosen by `train`, or all that train by default, without those that match `freeze`.
-fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
+pub(crate) fn trained(model: &Model, train: &[Pattern], freeze: &[Pattern]) -> Result<Vec<String>, Error> {
     let parameters = model.parameters();
     if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !parameters.iter().any(|p| pattern.matches(&p.name))) {
         let examples = parameters.iter().take(3).map(|p| format!("{:?}", p.name)).collect();
