@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{digits, fixture, relative_l2, safetensors};
 use meganeura::data::{Samples, TARGET_INPUT, Target};
+use meganeura::ir::{SampleAxis, SampleDependence};
 use meganeura::live::{
     DeviceSource, EvaluationSet, Live, LiveError, LiveOptions, LiveTraining, Outcome, Rejection, Saved, TrainRequest,
 };
@@ -277,6 +278,15 @@ fn programs_compile_on_another_thread_and_the_least_recent_is_forgotten() {
         answer(&mut live, samples);
     }
     assert!(live.missing_inference(&shapes(5)).unwrap().is_some() && live.missing_inference(&shapes(4)).unwrap().is_none());
+}
+
+#[test]
+fn outputs_say_which_samples_they_belong_to() {
+    fn sent<T: Send>() {}
+    sent::<Live>();
+    let mut live = open(LiveOptions::default());
+    let answer = live.infer(&[("image", &digits(3).0)]).unwrap();
+    assert_eq!(answer.samples[..], [SampleDependence::Separate(SampleAxis { axis: 0, span: 1 })]);
 }
 
 /// Faults at every site, early and late, while the model answers and while it trains.
