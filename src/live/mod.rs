@@ -216,9 +216,9 @@ impl Live {
         let (mut version, mut problems) = (0, Vec::new());
         let folder = options.checkpoints.as_deref().map(|path| Folder::create(path, options.keep)).transpose()?;
         if let Some(folder) = &folder {
-            let (newest, damaged) = folder.newest(&model, &options.import)?;
-            problems = damaged;
-            if let Some((number, found)) = newest {
+            let newest = folder.newest(&model, &options.import)?;
+            problems = newest.problems;
+            if let Some((number, found)) = newest.found {
                 (version, model) = (number, found);
             }
         }
@@ -392,9 +392,9 @@ impl Live {
     pub fn rollback(&mut self) -> Result<Rollback, Error> {
         let mut checkpoint = None;
         if let Some(folder) = &self.folder {
-            let (newest, problems) = folder.newest(&self.model, &self.options.import)?;
-            self.problems = problems;
-            if let Some((number, model)) = newest {
+            let newest = folder.newest(&self.model, &self.options.import)?;
+            self.problems = newest.problems;
+            if let Some((number, model)) = newest.found {
                 checkpoint = Some(number);
                 self.model = Arc::new(model);
             }
