@@ -343,12 +343,39 @@ fn again(test: &str, name: &str, value: &Path, kilobytes: Option<u64>) -> Comman
     command
 }
 
-/// The most virtual memory that this process had, in kilobytes.
+/// Memory of this process in kilobytes: `VmPeak` is the most addresses that it had, `VmRSS` what is resident now.
 #[cfg(target_os = "linux")]
-fn peak() -> u64 {
+fn kilobytes(of: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(of)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_that_failed_leave_no_memory_behind() {
+    const TEST: &str = "devices_that_failed_leave_no_memory_behind";
+    const CHILD: &str = "MEGANEURA_TEST_LEAKS";
+    if std::env::var_os(CHILD).is_none() {
+        let output = again(TEST, CHILD, Path::new("1"), None).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let devices = source();
+    let path = fixture("corpus/mlp/mlp-dyn-dynamo.onnx");
+    let mut live = Live::open(path, LiveOptions::default(), devices.clone()).unwrap();
+    let x = Tensor::from_f32([1000, 784], &vec![0.5; 1000 * 784]);
+    let mut resident = Vec::new();
+    for cycle in 0..16 {
+        live.infer(&[("x", &x)]).unwrap();
+        let (site, fault) = [(Site::Submission, Fault::Lost), (Site::Wait, Fault::OutOfMemory)][cycle % 2];
+        devices.current().unwrap().inject(site, 0, fault);
+        live.infer(&[("x", &x)]).unwrap_err();
+        resident.push(kilobytes("VmRSS"));
+    }
+    eprintln!("{resident:?}");
+    // Inputs and both of their copies take 9 MiB a cycle.
+    assert!(resident[15] < resident[5] + (24 << 10), "{resident:?}");
 }
 
 #[cfg(target_os = "linux")]
@@ -377,7 +404,7 @@ fn memory_that_runs_out_is_an_error_and_smaller_requests_go_on() {
             answer(&mut live, 4);
             live.train(&request(4, 1)).unwrap();
             if stage != "limited" {
-                std::fs::write(PathBuf::from(stage), peak().to_string()).unwrap();
+                std::fs::write(PathBuf::from(stage), kilobytes("VmPeak").to_string()).unwrap();
                 return;
             }
             live
