@@ -190,6 +190,11 @@ impl Live {
         self.job.is_some() && self.share.allows(waiting)
     }
 
+    /// The losses of the training request in progress, so far.
+    pub fn losses(&self) -> &[f64] {
+        self.job.as_ref().map_or(&[], |job| &job.losses)
+    }
+
     /// Carries out the next piece of the training request in progress: a step, a batch of the evaluation, or the publication. Returns the
     /// report with the last one.
     ///
