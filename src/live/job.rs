@@ -184,8 +184,7 @@ impl Live {
         Ok(entry.session.as_mut().ok_or(DeviceError::Dead)?)
     }
 
-    /// Whether a training request is in progress and may go on now, by the share of training; `waiting` says whether requests wait for
-    /// inference.
+    /// Whether a training request is in progress and may go on now, by the share of training. `waiting` says whether requests wait.
     pub fn may_advance(&self, waiting: bool) -> bool {
         self.job.is_some() && self.share.allows(waiting)
     }
@@ -195,8 +194,8 @@ impl Live {
         self.job.as_ref().map_or(&[], |job| &job.losses)
     }
 
-    /// Carries out the next piece of the training request in progress: a step, a batch of the evaluation, or the publication. Returns the
-    /// report with the last one.
+    /// Carries out the next piece of the training request in progress: a step, a batch of the evaluation, or the publication. The last
+    /// one gives the report.
     ///
     /// # Errors
     /// The device fails. The request is given up then, and what it trained is lost; the served version is not.

@@ -2,9 +2,9 @@
 //!
 //! The device holds two sets of weights. Inference reads the *served* one. Training steps in its *twin*, which is made with the first
 //! training request and takes as much device memory again, apart from the optimiser's state. When a request's steps are done and their
-//! result is accepted, one submission copies what changed from the twin to the served weights: every answer is of one version. The host keeps
-//! the weights of the version that is served, as the mapped file and the tensors that differ from it, so that a device that failed is
-//! replaced by another with the same version; only steps that were not published are lost.
+//! result is accepted, one submission copies what changed from the twin to the served weights: every answer is of one version. The
+//! host keeps the weights of the version that is served, as the mapped file and the tensors that differ from it, so that a device that
+//! failed is replaced by another with the same version; only steps that were not published are lost.
 //!
 //! Whoever owns a [`Live`] is the one thread that uses the device. Training is cut into pieces ([`Live::advance`]) for it to put between
 //! batches of inference; compiling ([`Compilation`]) and writing checkpoints ([`Snapshot`]) may go to other threads.
