@@ -26,8 +26,8 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Concurrent calls of one HTTP/2 connection.
 const MAX_STREAMS: u32 = 128;
 /// What a connection beyond the limit gets.
-const REFUSED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 37\r\n\
-    connection: close\r\n\r\n{\"error\":\"there are no connections\"}\n";
+const REFUSED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 42\r\n\
+    connection: close\r\n\r\n{\"error\":\"there are no connections left\"}\n";
 
 /// Serves `listeners` until `stop` turns true; then what was begun may finish for as long as the options say.
 pub(crate) async fn serve(listeners: Vec<TcpListener>, router: Router, frontend: Arc<Frontend>, stop: watch::Receiver<bool>) {

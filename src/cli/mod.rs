@@ -12,6 +12,8 @@ mod optimizer;
 mod phase;
 mod progress;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod table;
 mod train;
 
@@ -41,6 +43,8 @@ enum Command {
     Grad(grad::GradArgs),
     Export(export::ExportArgs),
     Devices(devices::DevicesArgs),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
 }
 
 pub fn main() -> ExitCode {
@@ -52,6 +56,8 @@ pub fn main() -> ExitCode {
         Command::Grad(args) => grad::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Devices(args) => devices::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(*args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
