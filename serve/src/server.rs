@@ -130,7 +130,7 @@ impl Server {
                 }
             });
             connection::serve(listeners, router, frontend, stop.subscribe()).await;
-            draining.abort();
+            let _ = draining.await;
             signals.abort();
         });
         engine.stop();
