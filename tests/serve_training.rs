@@ -49,7 +49,7 @@ impl Server {
         body
     }
 
-    fn infer(&self) -> (Vec<f64>, u64) {
+    fn infer(&self) -> (Vec<f32>, u64) {
         let (status, body) = self.post("/infer", &image());
         assert_eq!(status, 200, "{body}");
         answer(&body)
@@ -170,7 +170,7 @@ fn a_kill_during_a_checkpoint_leaves_the_one_before() {
         assert!(live.problems().is_empty(), "{:?}", live.problems());
         let expected = live.infer(&[("image", &digits(1).0)]).unwrap();
         let restarted = Server::start(&flags);
-        assert_eq!(restarted.infer(), (expected.outputs[0].1.to_f64_vec(), version));
+        assert_eq!(restarted.infer(), (expected.outputs[0].1.to_f32_vec(), version));
         reached = version;
     }
 }

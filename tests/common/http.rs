@@ -27,8 +27,8 @@ pub fn tensor(name: &str, datatype: &str, shape: &[usize], data: impl IntoIterat
 }
 
 /// The data of the only output, and the version of the weights.
-pub fn answer(body: &Value) -> (Vec<f64>, u64) {
+pub fn answer(body: &Value) -> (Vec<f32>, u64) {
     let data = body["outputs"][0]["data"].as_array().unwrap_or_else(|| panic!("{body}"));
     let version = body["parameters"]["weight_version"].as_u64().unwrap_or_else(|| panic!("{body}"));
-    (data.iter().map(|v| v.as_f64().unwrap()).collect(), version)
+    (data.iter().map(|v| v.as_f64().unwrap() as f32).collect(), version)
 }
