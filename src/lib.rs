@@ -28,8 +28,8 @@
 //! ```
 //!
 //! [`Model::run`] runs a model once and [`Model::predictor`] keeps it on the device; [`Model::gradients`] gives the gradient of a loss.
-//! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
-//! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
+//! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. A [`live::Live`] model answers while it is trained. The stages
+//! behind this, from the ONNX file to the kernels, are the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 
 pub mod checkpoint;
 pub mod data;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{digits, fixture, relative_l2, safetensors};
 use meganeura::data::{Samples, TARGET_INPUT, Target};
+use meganeura::ir::{SampleAxis, SampleDependence};
 use meganeura::live::{
     DeviceSource, EvaluationSet, Live, LiveError, LiveOptions, LiveTraining, Outcome, Rejection, Saved, TrainRequest,
 };
@@ -87,6 +88,7 @@ fn answers_are_bitwise_of_one_version_while_training_runs() {
         let mut asked = 0;
         let report = loop {
             let done = live.advance().unwrap();
+            assert!(done.is_some() || live.losses().len() == (asked / shapes.len() + 1).min(4));
             for (i, &samples) in shapes.iter().enumerate() {
                 let (logits, version) = answer(&mut live, samples);
                 assert_eq!(version, if done.is_some() { round } else { round - 1 });
@@ -279,6 +281,15 @@ fn programs_compile_on_another_thread_and_the_least_recent_is_forgotten() {
     assert!(live.missing_inference(&shapes(5)).unwrap().is_some() && live.missing_inference(&shapes(4)).unwrap().is_none());
 }
 
+#[test]
+fn outputs_say_which_samples_they_belong_to() {
+    fn sent<T: Send>() {}
+    sent::<Live>();
+    let mut live = open(LiveOptions::default());
+    let answer = live.infer(&[("image", &digits(3).0)]).unwrap();
+    assert_eq!(answer.samples[..], [SampleDependence::Separate(SampleAxis { axis: 0, span: 1 })]);
+}
+
 /// Faults at every site, early and late, while the model answers and while it trains.
 #[test]
 fn a_failed_device_is_replaced_and_serves_the_same_version() {
@@ -333,12 +344,39 @@ fn again(test: &str, name: &str, value: &Path, kilobytes: Option<u64>) -> Comman
     command
 }
 
-/// The most virtual memory that this process had, in kilobytes.
+/// Memory of this process in kilobytes: `VmPeak` is the most addresses that it had, `VmRSS` what is resident now.
 #[cfg(target_os = "linux")]
-fn peak() -> u64 {
+fn kilobytes(of: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(of)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_that_failed_leave_no_memory_behind() {
+    const TEST: &str = "devices_that_failed_leave_no_memory_behind";
+    const CHILD: &str = "MEGANEURA_TEST_LEAKS";
+    if std::env::var_os(CHILD).is_none() {
+        let output = again(TEST, CHILD, Path::new("1"), None).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let devices = source();
+    let path = fixture("corpus/mlp/mlp-dyn-dynamo.onnx");
+    let mut live = Live::open(path, LiveOptions::default(), devices.clone()).unwrap();
+    let x = Tensor::from_f32([1000, 784], &vec![0.5; 1000 * 784]);
+    let mut resident = Vec::new();
+    for cycle in 0..16 {
+        live.infer(&[("x", &x)]).unwrap();
+        let (site, fault) = [(Site::Submission, Fault::Lost), (Site::Wait, Fault::OutOfMemory)][cycle % 2];
+        devices.current().unwrap().inject(site, 0, fault);
+        live.infer(&[("x", &x)]).unwrap_err();
+        resident.push(kilobytes("VmRSS"));
+    }
+    eprintln!("{resident:?}");
+    // Inputs and both of their copies take 9 MiB a cycle.
+    assert!(resident[15] < resident[5] + (24 << 10), "{resident:?}");
 }
 
 #[cfg(target_os = "linux")]
@@ -367,7 +405,7 @@ fn memory_that_runs_out_is_an_error_and_smaller_requests_go_on() {
             answer(&mut live, 4);
             live.train(&request(4, 1)).unwrap();
             if stage != "limited" {
-                std::fs::write(PathBuf::from(stage), peak().to_string()).unwrap();
+                std::fs::write(PathBuf::from(stage), kilobytes("VmPeak").to_string()).unwrap();
                 return;
             }
             live

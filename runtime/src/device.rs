@@ -393,6 +393,7 @@ mod tests {
         assert!(!device().is_dead());
     }
 
+    #[cfg(not(any(target_os = "macos", target_os = "ios")))]
     #[test]
     fn the_words_of_result_codes_are_understood() {
         let said = |text: &str| failure(&text.to_string());

@@ -221,6 +221,11 @@ impl Model {
     fn waiting(&self) -> usize {
         self.groups.iter().map(|group| group.jobs.len()).sum()
     }
+
+    /// Whether there are requests that could run, now or after a delay.
+    fn requests_wait(&self) -> bool {
+        self.groups.iter().any(|group| !group.pending && !group.jobs.is_empty())
+    }
 }
 
 struct Engine {
@@ -249,8 +254,8 @@ impl Engine {
             self.drain();
             self.expire();
             let next = self.next(Instant::now());
-            let waiting = matches!(next, Next::Batch(..));
-            let trained = self.train(waiting);
+            // A request that may still be joined by others waits too.
+            let trained = self.train(self.models.iter().any(Model::requests_wait));
             match next {
                 Next::Batch(model, group) => self.batch(model, group),
                 _ if trained => {}

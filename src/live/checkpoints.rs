@@ -24,6 +24,14 @@ pub(super) struct Folder {
     keep: usize,
 }
 
+/// What [`Folder::newest`] finds.
+pub(super) struct Newest {
+    /// A version and its model.
+    pub found: Option<(u64, Model)>,
+    /// What is wrong with the checkpoints that are newer.
+    pub problems: Vec<String>,
+}
+
 /// A checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
@@ -70,22 +78,22 @@ impl Folder {
         Ok(numbered_files(&self.path, PREFIX).map_err(failed)?)
     }
 
-    /// The newest checkpoint that can be opened, with its version, and what is wrong with those that are newer.
+    /// The newest checkpoint that can be opened.
     ///
     /// # Errors
     /// The folder cannot be read, or the checkpoint is of another model than `model`.
-    pub fn newest(&self, model: &Model, options: &ImportOptions) -> Result<(Option<(u64, Model)>, Vec<String>), Error> {
+    pub fn newest(&self, model: &Model, options: &ImportOptions) -> Result<Newest, Error> {
         let mut problems = Vec::new();
         for (version, path) in self.list()? {
             match Model::open_with(&path, options) {
                 Ok(found) => match difference(model, &found) {
                     Some(difference) => return Err(LiveError::ForeignCheckpoint { path, difference }.into()),
-                    None => return Ok((Some((version, found)), problems)),
+                    None => return Ok(Newest { found: Some((version, found)), problems }),
                 },
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        Ok((None, problems))
+        Ok(Newest { found: None, problems })
     }
 }
 

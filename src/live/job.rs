@@ -7,7 +7,7 @@ use meganeura_autodiff::{Loss, Optimizer};
 use meganeura_ir::{ParameterId, Tensor};
 use meganeura_runtime::{DeviceError, ParameterStore, Session};
 
-use super::program::{TrainingProgram, Wanted};
+use super::program::{TrainingProgram, TrainingStep, Wanted};
 use super::{Compilation, Live, LiveError, check_setting};
 use crate::data::Samples;
 use crate::error::Error;
@@ -27,7 +27,7 @@ pub struct TrainRequest {
     pub loss: Loss,
     /// The output that the loss judges. May be absent where the model has one only.
     pub output: Option<String>,
-    /// Its state is that of the requests before with the same settings; another begins without.
+    /// Its state goes on from requests with the same settings, until there is one with others, a rollback, or a failure of the device.
     pub optimizer: Optimizer,
     pub learning_rate: f64,
     /// At least 1.
@@ -91,13 +91,24 @@ impl Live {
     /// # Errors
     /// The request does not fit the model; the device cannot be opened.
     pub fn missing_training(&mut self, request: &TrainRequest) -> Result<Option<Compilation>, Error> {
-        let (key, samples) = (request.key(), self.checked(request)?);
-        if self.training.find(|program| program.key == key).is_some() {
-            return Ok(None);
+        let samples = self.checked(request)?;
+        match self.find_training(request) {
+            Some(_) => Ok(None),
+            None => {
+                let wanted = Wanted::Training(Box::new(self.training_step(request, samples)));
+                Ok(Some(Compilation { compiler: self.compiler()?, wanted }))
+            }
         }
+    }
+
+    fn find_training(&self, request: &TrainRequest) -> Option<Arc<TrainingProgram>> {
+        let key = request.key();
+        self.training.find(|program| program.key == key).cloned()
+    }
+
+    fn training_step(&self, request: &TrainRequest, samples: Samples) -> TrainingStep {
         let clip = self.options.training.as_ref().and_then(|training| training.clip);
-        let (key, samples, trained) = (Box::new(key), Box::new(samples), self.trained.clone());
-        Ok(Some(self.compilation(Wanted::Training { key, samples, trained, clip })?))
+        TrainingStep { key: request.key(), samples, trained: self.trained.clone(), clip }
     }
 
     fn checked(&self, request: &TrainRequest) -> Result<Samples, Error> {
@@ -125,12 +136,9 @@ impl Live {
     fn try_start(&mut self, request: &TrainRequest) -> Result<(), Error> {
         self.open_device()?;
         let mut samples = self.checked(request)?;
-        if let Some(compilation) = self.missing_training(request)? {
-            self.install(compilation.run()?);
-        }
-        let key = request.key();
-        let Some(program) = self.training.touch(|p| p.key == key).map(|entry| entry.compiled.clone()) else {
-            return Err(LiveError::NoTraining.into());
+        let program = match self.find_training(request) {
+            Some(program) => program,
+            None => self.compiler()?.training(self.training_step(request, samples.clone()))?,
         };
         program.key.objective.check_targets(&samples, &program.prediction, program.batch)?;
         if let Some(dtype) = program.target {
@@ -159,13 +167,7 @@ impl Live {
             (twin.optimizer, twin.steps) = (Some(optimizer), 0);
             self.training.close();
         }
-        let open = match self.training.touch(|p| p.key == program.key) {
-            Some(entry) => entry.session.is_some(),
-            None => {
-                self.training.add(program.clone());
-                false
-            }
-        };
+        let open = self.training.touch(program).session.is_some();
         let session = match self.training.any_session() {
             _ if open => None,
             Some(other) => Some(other.beside(program.program.clone())?),
@@ -175,21 +177,25 @@ impl Live {
                 Some(Session::new(store.device(), program.program.clone(), &store)?)
             }
         };
-        let entry = self.training.touch(|p| p.key == program.key).ok_or(DeviceError::Dead)?;
+        let entry = self.training.touch(program);
         if session.is_some() {
             entry.session = session;
         }
         Ok(entry.session.as_mut().ok_or(DeviceError::Dead)?)
     }
 
-    /// Whether a training request is in progress and may go on now, by the share of training; `waiting` says whether requests wait for
-    /// inference.
+    /// Whether a training request is in progress and may go on now, by the share of training. `waiting` says whether requests wait.
     pub fn may_advance(&self, waiting: bool) -> bool {
         self.job.is_some() && self.share.allows(waiting)
     }
 
-    /// Carries out the next piece of the training request in progress: a step, a batch of the evaluation, or the publication. Returns the
-    /// report with the last one.
+    /// The losses of the training request in progress, so far.
+    pub fn losses(&self) -> &[f64] {
+        self.job.as_ref().map_or(&[], |job| &job.losses)
+    }
+
+    /// Carries out the next piece of the training request in progress: a step, a batch of the evaluation, or the publication. The last
+    /// one gives the report.
     ///
     /// # Errors
     /// The device fails. The request is given up then, and what it trained is lost; the served version is not.

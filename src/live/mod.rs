@@ -2,9 +2,9 @@
 //!
 //! The device holds two sets of weights. Inference reads the *served* one. Training steps in its *twin*, which is made with the first
 //! training request and takes as much device memory again, apart from the optimiser's state. When a request's steps are done and their
-//! result is accepted, one submission copies what changed from the twin to the served weights: every answer is of one version. The host keeps
-//! the weights of the version that is served, as the mapped file and the tensors that differ from it, so that a device that failed is
-//! replaced by another with the same version; only steps that were not published are lost.
+//! result is accepted, one submission copies what changed from the twin to the served weights: every answer is of one version. The
+//! host keeps the weights of the version that is served, as the mapped file and the tensors that differ from it, so that a device that
+//! failed is replaced by another with the same version; only steps that were not published are lost.
 //!
 //! Whoever owns a [`Live`] is the one thread that uses the device. Training is cut into pieces ([`Live::advance`]) for it to put between
 //! batches of inference; compiling ([`Compilation`]) and writing checkpoints ([`Snapshot`]) may go to other threads.
@@ -24,7 +24,7 @@ use glob::Pattern;
 use meganeura_autodiff::Optimizer;
 use meganeura_codegen::Program;
 use meganeura_import::{Bindings, ImportOptions, RANDOM_KEY};
-use meganeura_ir::{DType, ParameterId, Tensor};
+use meganeura_ir::{DType, ParameterId, SampleDependence, Tensor};
 use meganeura_runtime::{Device, DeviceError, ParameterStore, Session};
 
 use crate::data::{Dataset, Samples, widens};
@@ -37,7 +37,7 @@ use crate::prefix::PrefixCache;
 use crate::trainer;
 use checkpoints::Folder;
 use job::Job;
-use program::{CompiledKind, InferenceProgram, Recent, TrainingProgram, Wanted};
+use program::{CompiledKind, Compiler, InferenceProgram, Recent, TrainingProgram, Wanted};
 use share::Share;
 
 pub use checkpoints::{Saved, Snapshot};
@@ -106,7 +106,7 @@ pub struct LiveTraining {
     pub freeze: Vec<Pattern>,
     /// The largest Euclidean norm of all gradients together; larger ones are scaled down to it.
     pub clip: Option<f64>,
-    /// Training programs to keep.
+    /// Training programs to keep, at least two.
     pub specializations: usize,
     /// Judges what training made before it is published.
     pub evaluation: Option<EvaluationSet>,
@@ -135,6 +135,8 @@ pub struct EvaluationSet {
 pub struct Answer {
     /// In the order of the model's outputs.
     pub outputs: Vec<(String, Tensor)>,
+    /// For each output, how it depends on the samples, where the first axis of every input counts them.
+    pub samples: Arc<[SampleDependence]>,
     pub version: u64,
 }
 
@@ -214,9 +216,9 @@ impl Live {
         let (mut version, mut problems) = (0, Vec::new());
         let folder = options.checkpoints.as_deref().map(|path| Folder::create(path, options.keep)).transpose()?;
         if let Some(folder) = &folder {
-            let (newest, damaged) = folder.newest(&model, &options.import)?;
-            problems = damaged;
-            if let Some((number, found)) = newest {
+            let newest = folder.newest(&model, &options.import)?;
+            problems = newest.problems;
+            if let Some((number, found)) = newest.found {
                 (version, model) = (number, found);
             }
         }
@@ -242,7 +244,8 @@ impl Live {
             share,
             steps: 0,
             inference: Recent::new(options.specializations),
-            training: Recent::new(programs),
+            // With one, a batch of another size would lose the state of the optimiser.
+            training: Recent::new(programs.max(2)),
             job: None,
             on_device: None,
             options,
@@ -286,7 +289,7 @@ impl Live {
     pub fn missing_inference(&mut self, shapes: &InputShapes) -> Result<Option<Compilation>, Error> {
         match self.inference.find(|program| program.shapes == *shapes) {
             Some(_) => Ok(None),
-            None => Ok(Some(self.compilation(Wanted::Inference(shapes.clone()))?)),
+            None => Ok(Some(Compilation { compiler: self.compiler()?, wanted: Wanted::Inference(shapes.clone()) })),
         }
     }
 
@@ -295,12 +298,12 @@ impl Live {
         match compiled.0 {
             CompiledKind::Inference(program) => {
                 if self.inference.find(|p| p.shapes == program.shapes).is_none() {
-                    self.inference.add(program);
+                    self.inference.touch(&program);
                 }
             }
             CompiledKind::Training(program) => {
                 if self.training.find(|p| p.key == program.key).is_none() {
-                    self.training.add(program);
+                    self.training.touch(&program);
                 }
             }
         }
@@ -315,7 +318,7 @@ impl Live {
         let started = Instant::now();
         let sized = inputs.iter().filter(|(name, _)| *name != RANDOM_KEY);
         let shapes: InputShapes = sized.map(|(name, tensor)| ((*name).to_string(), tensor.shape().to_vec())).collect();
-        let outputs = match self.try_infer(&shapes, inputs) {
+        let answer = match self.try_infer(&shapes, inputs) {
             // What other shapes hold may be what is missing.
             Err(error) if error.device().is_some_and(|e| e.is_out_of_memory()) && self.is_alive() => {
                 self.inference.close();
@@ -324,19 +327,14 @@ impl Live {
             result => result,
         };
         self.share.inferred(started.elapsed());
-        Ok(Answer { outputs: self.settled(outputs)?, version: self.version })
+        self.settled(answer)
     }
 
-    fn try_infer(&mut self, shapes: &InputShapes, inputs: &[(&str, &Tensor)]) -> Result<Vec<(String, Tensor)>, Error> {
-        if let Some(compilation) = self.missing_inference(shapes)? {
-            self.install(compilation.run()?);
-        }
-        self.open_device()?;
-        let Some(program) = self.inference.find(|p| p.shapes == *shapes).map(|p| p.program.clone()) else {
-            return Ok(Vec::new());
-        };
-        let (device, store) = self.served(&program)?;
-        let Some(entry) = self.inference.touch(|p| p.shapes == *shapes) else { return Ok(Vec::new()) };
+    fn try_infer(&mut self, shapes: &InputShapes, inputs: &[(&str, &Tensor)]) -> Result<Answer, Error> {
+        let compiled = self.inference_program(shapes)?;
+        let program = &compiled.program;
+        let (device, store) = self.served(program)?;
+        let entry = self.inference.touch(&compiled);
         let session = match entry.session.take() {
             Some(session) => session,
             None => Session::new(&device, program.clone(), &store)?,
@@ -349,12 +347,23 @@ impl Live {
         };
         let mut own: Vec<(String, Tensor)> = inputs.iter().filter_map(cast).collect();
         if !inputs.iter().any(|(name, _)| *name == RANDOM_KEY) {
-            own.extend(random_input(&program, self.options.seed, 0));
+            own.extend(random_input(program, self.options.seed, 0));
         }
         let given = inputs.iter().copied().filter(|(name, _)| !own.iter().any(|(cast, _)| cast == name));
         let inputs: Vec<(&str, &Tensor)> = given.chain(own.iter().map(|(name, tensor)| (name.as_str(), tensor))).collect();
         let outputs = session.run(&inputs)?;
-        Ok(program.outputs.iter().map(|output| output.name.clone()).zip(outputs).collect())
+        let outputs = program.outputs.iter().map(|output| output.name.clone()).zip(outputs).collect();
+        Ok(Answer { outputs, samples: compiled.samples.clone(), version: self.version })
+    }
+
+    /// The program for inputs of these shapes.
+    fn inference_program(&mut self, shapes: &InputShapes) -> Result<Arc<InferenceProgram>, Error> {
+        if let Some(program) = self.inference.find(|p| p.shapes == *shapes) {
+            return Ok(program.clone());
+        }
+        let compiled = self.compiler()?.inference(shapes.clone())?;
+        self.inference.touch(&compiled);
+        Ok(compiled)
     }
 
     /// The weights that are served, for a checkpoint. It takes nothing from the device.
@@ -383,9 +392,9 @@ impl Live {
     pub fn rollback(&mut self) -> Result<Rollback, Error> {
         let mut checkpoint = None;
         if let Some(folder) = &self.folder {
-            let (newest, problems) = folder.newest(&self.model, &self.options.import)?;
-            self.problems = problems;
-            if let Some((number, model)) = newest {
+            let newest = folder.newest(&self.model, &self.options.import)?;
+            self.problems = newest.problems;
+            if let Some((number, model)) = newest.found {
                 checkpoint = Some(number);
                 self.model = Arc::new(model);
             }
@@ -427,18 +436,9 @@ impl Live {
     fn try_evaluate(&mut self) -> Result<Evaluation, Error> {
         let set = self.options.training.as_ref().and_then(|training| training.evaluation.as_ref());
         let shapes = set.ok_or(LiveError::NoEvaluation)?.batch(&self.model, &self.options.bindings)?.1;
-        self.open_device()?;
-        if self.on_device.as_ref().is_some_and(|d| d.served.is_none())
-            && let Some(compilation) = self.missing_inference(&shapes)?
-        {
-            self.install(compilation.run()?);
-        }
-        let program = self.inference.find(|p| p.shapes == shapes).map(|p| p.program.clone());
+        let program = self.inference_program(&shapes)?;
         // Without a request in progress the twin holds what is served.
-        let twin = match program {
-            Some(program) => self.twin(&program)?,
-            None => self.on_device.as_mut().and_then(|d| d.twin.as_mut()).ok_or(DeviceError::Dead)?,
-        };
+        let twin = self.twin(&program.program)?;
         let evaluation = twin.evaluator.as_mut().ok_or(LiveError::NoEvaluation)?.run()?;
         twin.accepted = Some(evaluation.loss);
         Ok(evaluation)
@@ -473,10 +473,9 @@ impl Live {
         result
     }
 
-    fn compilation(&mut self, wanted: Wanted) -> Result<Compilation, Error> {
-        self.open_device()?;
+    fn compiler(&mut self) -> Result<Compiler, Error> {
         let profile = self.devices.current()?.profile().clone();
-        Ok(Compilation { model: self.model.clone(), profile, bindings: self.options.bindings.clone(), wanted })
+        Ok(Compiler { model: self.model.clone(), profile, bindings: self.options.bindings.clone() })
     }
 
     /// Makes sure that the device is open and alive.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use meganeura_autodiff::Optimizer;
 use meganeura_codegen::Program;
 use meganeura_codegen::profile::DeviceProfile;
-use meganeura_codegen::program::Space;
+use meganeura_codegen::program::{ParameterBinding, Space};
 use meganeura_import::{Bindings, Phase};
-use meganeura_ir::{DType, Tensor, TensorType};
+use meganeura_ir::{DType, Graph, NodeId, SampleAxis, SampleDependence, Tensor, TensorType, sample_dependence};
 use meganeura_runtime::Session;
 
 use super::TrainRequest;
@@ -26,16 +26,31 @@ pub type InputShapes = BTreeMap<String, Vec<usize>>;
 /// A program that is to be compiled. That needs no device: [`Compilation::run`] may run on any thread.
 #[derive(Debug)]
 pub struct Compilation {
-    pub(super) model: Arc<Model>,
-    pub(super) profile: DeviceProfile,
-    pub(super) bindings: Bindings,
+    pub(super) compiler: Compiler,
     pub(super) wanted: Wanted,
 }
 
 #[derive(Debug)]
 pub(super) enum Wanted {
     Inference(InputShapes),
-    Training { key: Box<TrainingKey>, samples: Box<Samples>, trained: Vec<String>, clip: Option<f64> },
+    Training(Box<TrainingStep>),
+}
+
+/// What all programs of a live model are made from.
+#[derive(Debug)]
+pub(super) struct Compiler {
+    pub model: Arc<Model>,
+    pub profile: DeviceProfile,
+    pub bindings: Bindings,
+}
+
+/// What a training program is made from.
+#[derive(Debug)]
+pub(super) struct TrainingStep {
+    pub key: TrainingKey,
+    pub samples: Samples,
+    pub trained: Vec<String>,
+    pub clip: Option<f64>,
 }
 
 /// A compiled program, for [`Live::install`](super::Live::install).
@@ -52,6 +67,8 @@ pub(super) enum CompiledKind {
 pub(super) struct InferenceProgram {
     pub shapes: InputShapes,
     pub program: Arc<Program>,
+    /// How each output depends on the samples of the inputs' first axis.
+    pub samples: Arc<[SampleDependence]>,
 }
 
 /// What decides a training program.
@@ -83,46 +100,56 @@ impl Compilation {
     /// # Errors
     /// The sizes do not fit the model, an op has no derivative, or the device is too small for the program.
     pub fn run(self) -> Result<Compiled, Error> {
-        let Compilation { model, profile, mut bindings, wanted } = self;
-        let kind = match wanted {
-            Wanted::Inference(shapes) => {
-                bindings.phase = Phase::INFERENCE;
-                bindings.shapes.extend(shapes.clone());
-                let program = compile_for(model.specialize(&bindings)?.graph, &profile)?;
-                CompiledKind::Inference(Arc::new(InferenceProgram { shapes, program }))
-            }
-            Wanted::Training { key, samples, trained, clip } => {
-                let program = training_program(&model, &profile, &bindings, *key, *samples, &trained, clip)?;
-                CompiledKind::Training(Arc::new(program))
-            }
-        };
-        Ok(Compiled(kind))
+        Ok(Compiled(match self.wanted {
+            Wanted::Inference(shapes) => CompiledKind::Inference(self.compiler.inference(shapes)?),
+            Wanted::Training(step) => CompiledKind::Training(self.compiler.training(*step)?),
+        }))
     }
 }
 
-fn training_program(
-    model: &Model,
-    profile: &DeviceProfile,
-    bindings: &Bindings,
-    key: TrainingKey,
-    mut samples: Samples,
-    trained: &[String],
-    clip: Option<f64>,
-) -> Result<TrainingProgram, Error> {
-    let batch = samples.count();
-    let forward = key.objective.build(model, &mut samples, Some(batch), bindings)?;
-    let prediction = forward.prediction_type().clone();
-    let target = forward.target.map(|target| forward.graph.ty(target).dtype);
-    let rank = |name: &str| model.parameters().iter().find(|p| p.name == name).map_or(0, |p| p.shape.rank());
-    // The rate is an input of every step.
-    let grouping = Grouping { optimizer: key.optimizer, learning_rate: 1.0, groups: &[], no_decay_norms: false };
-    let groups = grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())?;
-    let updates = Updates { groups: &groups, clip, accumulate: 1, ema: None };
-    let program = compile_for(updates.build(forward)?.update, profile)?;
-    let shared = |space: Space| space == Space::Parameters;
-    let updated = program.parameters.iter().filter(|p| p.updated && p.region.is_some_and(|r| shared(r.space)));
-    let updated = updated.map(|p| p.name.clone()).collect();
-    Ok(TrainingProgram { key, program, groups, clip, target, prediction, batch, updated })
+impl Compiler {
+    pub fn inference(self, shapes: InputShapes) -> Result<Arc<InferenceProgram>, Error> {
+        let mut bindings = Bindings { phase: Phase::INFERENCE, ..self.bindings };
+        bindings.shapes.extend(shapes.clone());
+        let graph = self.model.specialize(&bindings)?.graph;
+        let samples = output_samples(&graph, &shapes);
+        let program = compile_for(graph, &self.profile)?;
+        Ok(Arc::new(InferenceProgram { shapes, program, samples }))
+    }
+
+    pub fn training(self, step: TrainingStep) -> Result<Arc<TrainingProgram>, Error> {
+        let TrainingStep { key, mut samples, trained, clip } = step;
+        let batch = samples.count();
+        let forward = key.objective.build(&self.model, &mut samples, Some(batch), &self.bindings)?;
+        let prediction = forward.prediction_type().clone();
+        let target = forward.target.map(|target| forward.graph.ty(target).dtype);
+        let rank = |name: &str| self.model.parameters().iter().find(|p| p.name == name).map_or(0, |p| p.shape.rank());
+        // The rate is an input of every step.
+        let grouping = Grouping { optimizer: key.optimizer, learning_rate: 1.0, groups: &[], no_decay_norms: false };
+        let groups = grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())?;
+        let updates = Updates { groups: &groups, clip, accumulate: 1, ema: None };
+        let program = compile_for(updates.build(forward)?.update, &self.profile)?;
+        let is_weight = |p: &&ParameterBinding| p.updated && p.region.is_some_and(|r| r.space == Space::Parameters);
+        let updated = program.parameters.iter().filter(is_weight).map(|p| p.name.clone()).collect();
+        Ok(Arc::new(TrainingProgram { key, program, groups, clip, target, prediction, batch, updated }))
+    }
+}
+
+/// How the outputs depend on the samples, where the first axis of every input counts them.
+fn output_samples(graph: &Graph, shapes: &InputShapes) -> Arc<[SampleDependence]> {
+    let firsts: Vec<Option<&usize>> = shapes.values().map(|shape| shape.first()).collect();
+    let batch = match firsts.as_slice() {
+        [Some(first), rest @ ..] if rest.iter().all(|other| *other == Some(first)) => **first,
+        _ => return graph.outputs().iter().map(|_| SampleDependence::Joint).collect(),
+    };
+    let input = |name: &str| match shapes.contains_key(name) {
+        true => SampleDependence::Separate(SampleAxis { axis: 0, span: 1 }),
+        false => SampleDependence::Joint,
+    };
+    let inputs: Vec<SampleDependence> = graph.inputs().iter().map(|i| input(&i.name)).collect();
+    let of_nodes = sample_dependence(graph, batch, &inputs);
+    let of_output = |node: NodeId| of_nodes.get(node.index()).copied().unwrap_or(SampleDependence::Joint);
+    graph.outputs().iter().map(|output| of_output(output.node)).collect()
 }
 
 impl TrainRequest {
@@ -172,19 +199,18 @@ impl<P> Recent<P> {
         self.entries.iter().map(|entry| &entry.compiled).find(|compiled| is(compiled))
     }
 
-    /// Makes the one that `is` the most recent, and returns it.
-    pub fn touch(&mut self, is: impl Fn(&P) -> bool) -> Option<&mut Specialization<P>> {
-        let position = self.entries.iter().position(|entry| is(&entry.compiled))?;
-        let entry = self.entries.remove(position);
-        self.entries.push(entry);
-        self.entries.last_mut()
-    }
-
-    /// Adds the most recent one, and forgets the oldest beyond the cap.
-    pub fn add(&mut self, compiled: Arc<P>) {
-        self.entries.push(Specialization { compiled, session: None });
-        let excess = self.entries.len().saturating_sub(self.cap);
+    /// The one of `compiled`, which is the most recent from now on. Where it was not there, the oldest beyond the cap is forgotten.
+    pub fn touch(&mut self, compiled: &Arc<P>) -> &mut Specialization<P> {
+        let is = |entry: &Specialization<P>| Arc::ptr_eq(&entry.compiled, compiled);
+        let entry = match self.entries.iter().position(is) {
+            Some(position) => self.entries.remove(position),
+            None => Specialization { compiled: compiled.clone(), session: None },
+        };
+        let excess = (self.entries.len() + 1).saturating_sub(self.cap);
         self.entries.drain(..excess);
+        let newest = self.entries.len();
+        self.entries.push(entry);
+        &mut self.entries[newest]
     }
 
     /// A session of any of them.

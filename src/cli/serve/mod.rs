@@ -2,6 +2,8 @@
 
 mod batching;
 mod compiler;
+#[cfg(test)]
+mod faults;
 mod served;
 
 use std::net::SocketAddr;
@@ -152,12 +154,17 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let live = args.live_options()?;
     let (selector, checkpoints) = (args.device.clone(), args.training.checkpoint.clone());
     let (max_batch, several) = (options.max_batch, named.len() > 1);
+    let evaluates = args.training.eval.is_some();
     let load = move || {
         let devices = Arc::new(DeviceSource::new(selector));
         let models = named.into_iter().map(|(name, path)| {
             let folder = checkpoints.as_ref().map(|folder| if several { folder.join(&name) } else { folder.clone() });
             let bindings = live.bindings.clone();
-            let live = Live::open(&path, LiveOptions { checkpoints: folder, ..live.clone() }, devices.clone())?;
+            let mut live = Live::open(&path, LiveOptions { checkpoints: folder, ..live.clone() }, devices.clone())?;
+            if evaluates {
+                // The evaluation compiles, which else the first training request would wait for, and inference with it.
+                live.evaluate()?;
+            }
             live.problems().iter().for_each(|problem| eprintln!("warning: {problem}"));
             Ok(Box::new(LiveModel::new(name, live, bindings, &devices, max_batch)?) as Box<dyn Served>)
         });
