@@ -39,6 +39,8 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
+type Headers = Vec<(&'static str, String)>;
+
 /// One answered request, in seconds: as the client saw it, and the execution alone, as the server tells it.
 struct Sample {
     latency: f64,
@@ -80,7 +82,7 @@ fn run(address: SocketAddr, model: &str, clients: usize, time: Duration) -> Resu
     Ok(())
 }
 
-fn ask(connection: &mut Client, path: &str, headers: &[(&str, String)], body: &[u8]) -> Result<Sample, String> {
+fn ask(connection: &mut Client, path: &str, headers: &Headers, body: &[u8]) -> Result<Sample, String> {
     let started = Instant::now();
     let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let reply = connection.try_request("POST", path, &headers, body).ok_or("the connection ended")?;
@@ -99,7 +101,7 @@ fn json_of(reply: &Reply, length: usize) -> Result<Value, String> {
 }
 
 /// One sample of zeros in binary, made from the model's metadata: headers and body.
-fn request(address: SocketAddr, model: &str) -> Result<(Vec<(&'static str, String)>, Vec<u8>), String> {
+fn request(address: SocketAddr, model: &str) -> Result<(Headers, Vec<u8>), String> {
     let reply = Client::connect(address).try_request("GET", &format!("/v2/models/{model}"), &[], b"");
     let reply = reply.filter(|reply| reply.status == 200).ok_or("the model is not there")?;
     let metadata = json_of(&reply, reply.body.len())?;
