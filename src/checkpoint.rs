@@ -147,14 +147,19 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
 
 /// The checkpoints of a folder with their steps, the newest first.
 fn list(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
+    numbered_files(folder, "step-")
+}
+
+/// The files `<prefix>N.safetensors` of a folder with their numbers, the largest first.
+pub(crate) fn numbered_files(folder: &Path, prefix: &str) -> std::io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.strip_suffix(".safetensors")?.parse().ok());
-        found.extend(step.map(|step| (step, entry.path())));
+        let number = name.to_str().and_then(|n| n.strip_prefix(prefix)?.strip_suffix(".safetensors")?.parse().ok());
+        found.extend(number.map(|number| (number, entry.path())));
     }
-    found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
+    found.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
     Ok(found)
 }
 

@@ -11,6 +11,7 @@ use meganeura_runtime::{CheckpointError, DeviceError, ParameterError, SessionErr
 use crate::checkpoint::ResumeError;
 use crate::data::{DataError, PreprocessingError};
 use crate::diagnosis::BadTensor;
+use crate::live::LiveError;
 use crate::log::LogError;
 use crate::lora::LoraError;
 use crate::peft::PeftError;
@@ -127,6 +128,20 @@ pub enum Error {
     Log(#[from] LogError),
     #[error(transparent)]
     Plot(#[from] PlotError),
+    #[error(transparent)]
+    Live(#[from] LiveError),
+}
+
+impl Error {
+    /// What went wrong on the device, if it was that.
+    pub fn device(&self) -> Option<&DeviceError> {
+        match self {
+            Error::Device(error)
+            | Error::Session(SessionError::Device(error) | SessionError::Parameter(ParameterError::Device(error)))
+            | Error::Parameter(ParameterError::Device(error)) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 impl From<LoraError> for Error {

@@ -117,29 +117,37 @@ impl Evaluator {
     /// # Errors
     /// The device fails.
     pub fn run(&mut self) -> Result<Evaluation, Error> {
-        let count = self.feed.samples().count();
-        let mut totals = Totals::default();
+        let mut pass = Pass::default();
+        loop {
+            if let Some(evaluation) = self.advance(&mut pass)? {
+                return Ok(evaluation);
+            }
+        }
+    }
+
+    /// Runs the next batch of a pass; the result after the last one.
+    pub(crate) fn advance(&mut self, pass: &mut Pass) -> Result<Option<Evaluation>, Error> {
+        let (count, start) = (self.feed.samples().count(), pass.next);
         let batch = self.batch;
         let rows_from = |start: usize| (start..start + batch).map(|row| row.min(count - 1)).collect::<Vec<usize>>();
-        for start in (0..count).step_by(self.batch) {
-            let rows = rows_from(start);
-            let mut inputs = self.feed.batch(&rows)?;
-            if start + self.batch < count {
-                self.feed.prefetch(&rows_from(start + self.batch));
-            }
-            inputs.extend(random_input(self.session.program(), 0, start as u64));
-            let mut outputs = self.session.run(&by_name(&inputs))?;
-            let real = self.batch.min(count - start);
-            let target = self.feed.samples().targets(&rows[..real]);
-            if let Some(remainder) = self.remainder.as_mut().filter(|r| real < self.batch && r.samples == real) {
-                let prediction = outputs.pop().map(|p| first_rows(&p, real));
-                let named = [(PREDICTION, prediction.as_ref()), (TARGET_INPUT, target.as_ref())];
-                let named: Vec<(&str, &Tensor)> = named.into_iter().filter_map(|(name, t)| Some((name, t?))).collect();
-                outputs = remainder.loss.run(&named)?;
-            }
-            totals.add(&self.objective, self.metric, &outputs, target.as_ref(), real);
+        let rows = rows_from(start);
+        let mut inputs = self.feed.batch(&rows)?;
+        if start + batch < count {
+            self.feed.prefetch(&rows_from(start + batch));
         }
-        Ok(totals.means(count, self.metric))
+        inputs.extend(random_input(self.session.program(), 0, start as u64));
+        let mut outputs = self.session.run(&by_name(&inputs))?;
+        let real = self.batch.min(count - start);
+        let target = self.feed.samples().targets(&rows[..real]);
+        if let Some(remainder) = self.remainder.as_mut().filter(|r| real < self.batch && r.samples == real) {
+            let prediction = outputs.pop().map(|p| first_rows(&p, real));
+            let named = [(PREDICTION, prediction.as_ref()), (TARGET_INPUT, target.as_ref())];
+            let named: Vec<(&str, &Tensor)> = named.into_iter().filter_map(|(name, t)| Some((name, t?))).collect();
+            outputs = remainder.loss.run(&named)?;
+        }
+        pass.totals.add(&self.objective, self.metric, &outputs, target.as_ref(), real);
+        pass.next += self.batch;
+        Ok((pass.next >= count).then(|| std::mem::take(pass).totals.means(count, self.metric)))
     }
 }
 
@@ -189,6 +197,13 @@ fn measure(
 fn first_rows(tensor: &Tensor, rows: usize) -> Tensor {
     let array = Array::from(tensor.clone());
     array.rows(&(0..rows).collect::<Vec<_>>())
+}
+
+/// How far a pass over the data has come.
+#[derive(Debug, Default)]
+pub(crate) struct Pass {
+    next: usize,
+    totals: Totals,
 }
 
 #[derive(Debug, Default)]

@@ -29,8 +29,8 @@
 //!
 //! [`Model::run`] runs a model once and [`Model::predictor`] keeps it on the device; [`Model::gradients`] gives the gradient of a loss.
 //! [`TrainOptions::lora`] trains low-rank adapters instead of the weights themselves; [`Model::export_peft`] writes them alone.
-//! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. The stages behind this, from the ONNX file to the kernels, are
-//! the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
+//! [`Trainer::checkpoint`] and [`Trainer::resume`] continue a run exactly. A [`live::Live`] model answers while it is trained. The stages
+//! behind this, from the ONNX file to the kernels, are the crates [`import`], [`ir`], [`autodiff`], [`codegen`] and [`runtime`].
 
 pub mod bench;
 pub mod checkpoint;
@@ -43,6 +43,7 @@ mod groups;
 mod guard;
 mod head;
 mod images;
+pub mod live;
 pub mod log;
 mod lora;
 mod metric;

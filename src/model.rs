@@ -310,6 +310,19 @@ impl Model {
         self.write(path.as_ref(), |out| meganeura_import::write_artifact_with(out, &self.imported, &today, &attachments))
     }
 
+    /// As [`Model::save`], with other values of some of the weights, rounded to the dtype of the file.
+    pub(crate) fn save_with(&self, path: &Path, weights: &BTreeMap<String, Tensor>) -> Result<(), Error> {
+        let mut rounded = BTreeMap::new();
+        for (name, tensor) in weights {
+            let parameter = self.imported.parameter(name).ok_or_else(|| Error::UnknownParameter(name.clone()))?;
+            let tensor = tensor.cast_finite(parameter.stored);
+            rounded.insert(name, tensor.map_err(|source| Error::WeightRange { name: name.clone(), source })?);
+        }
+        let weight = |name: &str| rounded.get(&name.to_string()).map_or_else(|| self.today(name), |tensor| Ok((*tensor).clone()));
+        let attachments = self.adaptation.attachments()?;
+        self.write(path, |out| meganeura_import::write_artifact_with(out, &self.imported, &weight, &attachments))
+    }
+
     /// Writes the original ONNX model with today's weights, which adapters are part of.
     ///
     /// # Errors

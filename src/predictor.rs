@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::{CompileOptions, Program};
 use meganeura_import::RANDOM_KEY;
 use meganeura_ir::{DType, Graph, ParameterId, Tensor, random_key};
@@ -50,8 +51,12 @@ pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Err
 }
 
 pub(crate) fn compile_with(graph: Graph, device: &Device, options: &CompileOptions) -> Result<Arc<Program>, Error> {
-    let verified = graph.verify()?;
-    let compiled = meganeura_codegen::compile(&verified, device.profile(), options)?;
+    compile_for(graph, device.profile(), options)
+}
+
+/// The program of a graph for devices of a profile.
+pub(crate) fn compile_for(graph: Graph, profile: &DeviceProfile, options: &CompileOptions) -> Result<Arc<Program>, Error> {
+    let compiled = meganeura_codegen::compile(&graph.verify()?, profile, options)?;
     Ok(Arc::new(compiled.program))
 }
 
@@ -64,6 +69,12 @@ pub(crate) fn place_weights(
     program: &Program,
 ) -> Result<Arc<ParameterStore>, Error> {
     let store = ParameterStore::new(device, program)?;
+    write_weights(model, adapters, &store)?;
+    Ok(store)
+}
+
+/// Gives a store today's weights of `model`, as [`place_weights`].
+pub(crate) fn write_weights(model: &Model, adapters: &[Adapter], store: &ParameterStore) -> Result<(), Error> {
     let mut waiting: Vec<(ParameterId, Tensor)> = Vec::new();
     let mut bytes = 0;
     let upload = |waiting: &mut Vec<(ParameterId, Tensor)>| {
@@ -72,7 +83,7 @@ pub(crate) fn place_weights(
         waiting.clear();
         written
     };
-    for binding in &program.parameters {
+    for binding in store.parameters() {
         let factor = adapters.iter().flat_map(Adapter::factors).find(|(name, _)| *name == binding.name);
         let tensor = match (factor, model.imported().parameter(&binding.name)) {
             (Some((_, factor)), _) => factor.clone(),
@@ -89,8 +100,7 @@ pub(crate) fn place_weights(
             bytes = 0;
         }
     }
-    upload(&mut waiting)?;
-    Ok(store)
+    Ok(upload(&mut waiting)?)
 }
 
 /// The key of a step's random numbers, as an input, where `program` draws any.

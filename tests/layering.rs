@@ -12,7 +12,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("meganeura-autodiff", &["meganeura-ir"]),
     ("meganeura-codegen", &["meganeura-ir", "meganeura-shaders"]),
     ("meganeura-runtime", &["meganeura-ir", "meganeura-codegen"]),
-    ("meganeura", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
+    ("meganeura-serve", &["meganeura-ir"]),
+    (
+        "meganeura",
+        &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime", "meganeura-serve"],
+    ),
     ("conformance", &["meganeura-ir", "meganeura-import", "meganeura-autodiff", "meganeura-codegen", "meganeura-runtime"]),
     ("fuzz", &["meganeura-ir", "meganeura-import"]),
     ("xtask", &[]),
@@ -20,15 +24,22 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// A dependency from outside, and the only crates whose code may use it.
 const CONFINED: &[(&str, &[&str])] = &[
-    ("prost", &["meganeura-import", "fuzz"]),
+    ("prost", &["meganeura-import", "meganeura-serve", "fuzz"]),
     ("egg", &["meganeura-codegen"]),
     ("naga", &["meganeura-codegen", "meganeura-runtime"]),
     ("blade-graphics", &["meganeura-runtime"]),
     ("ash", &["meganeura-runtime", "xtask"]),
     ("clap", &["meganeura", "conformance"]),
+    ("tokio", &["meganeura-serve"]),
+    ("hyper", &["meganeura-serve"]),
+    ("axum", &["meganeura-serve"]),
+    ("tonic", &["meganeura-serve"]),
 ];
 
 type TestResult<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+/// What only the command line may use of the crates of the workspace: the library stays without it.
+const COMMAND_LINE: &str = "meganeura_serve";
 
 /// `(crate, the names of what its code depends on)` for every crate of the workspace, development dependencies left out.
 fn dependencies() -> TestResult<Vec<(String, Vec<String>)>> {
@@ -68,6 +79,25 @@ fn each_heavyweight_dependency_is_known_to_its_crates_only() -> TestResult {
             let found = used.iter().any(|used| used == dependency);
             assert!(!found || allowed.contains(&name.as_str()), "{name} must not depend on {dependency}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_the_command_line_knows_the_server() -> TestResult {
+    fn sources(folder: &std::path::Path) -> TestResult<Vec<std::path::PathBuf>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() { found.extend(sources(&path)?) } else { found.push(path) }
+        }
+        Ok(found)
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for path in sources(&root)? {
+        let allowed = path.starts_with(root.join("cli"));
+        let uses = std::fs::read_to_string(&path)?.contains(COMMAND_LINE);
+        assert!(allowed || !uses, "{} must not use {COMMAND_LINE}", path.display());
     }
     Ok(())
 }

@@ -196,10 +196,7 @@ pub fn of_session(error: &SessionError) -> Reason {
 }
 
 fn of_device(error: &DeviceError) -> Reason {
-    match error {
-        DeviceError::BufferTooLarge { .. } | DeviceError::MemoryExceeded { .. } | DeviceError::OutOfMemory => Reason::TooLarge,
-        _ => Reason::Other,
-    }
+    if error.is_out_of_memory() { Reason::TooLarge } else { Reason::Other }
 }
 
 #[cfg(test)]

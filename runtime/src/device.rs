@@ -5,12 +5,13 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blade_graphics::{Context, ContextDesc};
 use meganeura_codegen::profile::DeviceProfile;
 
 use crate::adapter::{self, DeviceInfo};
+use crate::fault::{Fault, Faults, Site};
 use crate::self_test::{self, Probe};
 
 /// Why a device cannot be opened, or what went wrong on it.
@@ -40,6 +41,8 @@ pub enum DeviceError {
     BufferTooLarge { label: String, bytes: u64, limit: u64 },
     #[error("{label} needs {bytes} bytes; this device has {limit}")]
     MemoryExceeded { label: String, bytes: u64, limit: u64 },
+    #[error("there is no memory left for {label}, which needs {bytes} bytes")]
+    NoRoom { label: String, bytes: u64 },
     #[error("the device is out of memory")]
     OutOfMemory,
     #[error("the device was lost: the driver stopped it")]
@@ -48,6 +51,21 @@ pub enum DeviceError {
     Failed(String),
     #[error("the device failed earlier: open it again")]
     Dead,
+}
+
+impl DeviceError {
+    /// Whether a smaller request may do, on this device or on the one that is opened in its place.
+    pub fn is_out_of_memory(&self) -> bool {
+        use DeviceError::{BufferTooLarge, MemoryExceeded, NoRoom, OutOfMemory};
+        matches!(self, BufferTooLarge { .. } | MemoryExceeded { .. } | NoRoom { .. } | OutOfMemory)
+    }
+}
+
+/// Held while instances of the graphics interface are made and destroyed: some drivers crash where two threads do so at once.
+static INSTANCES: Mutex<()> = Mutex::new(());
+
+fn instances() -> MutexGuard<'static, ()> {
+    INSTANCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Which adapter to open.
@@ -87,11 +105,15 @@ impl std::str::FromStr for DeviceSelector {
 
 /// An open device. All buffers, pipelines and sessions made from it keep it alive.
 pub struct Device {
-    /// Forgotten, not dropped, once dead: its locks are poisoned then.
     context: ManuallyDrop<Arc<Context>>,
     info: DeviceInfo,
     profile: DeviceProfile,
     dead: AtomicBool,
+    /// Nothing is on it any more, whatever was submitted.
+    lost: AtomicBool,
+    /// Something may be on it that cannot be waited for. What it uses is leaked, and the context with it.
+    abandoned: AtomicBool,
+    faults: Faults,
     probes: OnceLock<Vec<Probe>>,
     memory: MemoryCounters,
 }
@@ -108,23 +130,28 @@ pub(crate) struct MemoryCounters {
 impl Device {
     /// All adapters of this machine, usable or not.
     pub fn list() -> Result<Vec<DeviceInfo>, DeviceError> {
+        let _alone = instances();
         adapter::list()
     }
 
     /// Opens an adapter and runs the [self-test](self_test) on it.
     pub fn open(selector: &DeviceSelector) -> Result<Arc<Self>, DeviceError> {
-        let adapters = adapter::list()?;
-        let info = select(&adapters, selector)?;
-        let desc = ContextDesc { timing: true, device_id: Some(info.device_id), ..ContextDesc::default() };
-        // SAFETY: blade asks that the driver be sound; nothing else is shared with it.
-        let context = catch(|| unsafe { Context::init(desc) })?.map_err(|e| DeviceError::Unavailable(e.to_string()))?;
-        Self::checked(Arc::new(context), info.clone())
+        let (context, info) = {
+            let _alone = instances();
+            let adapters = adapter::list()?;
+            let info = select(&adapters, selector)?;
+            let desc = ContextDesc { timing: true, device_id: Some(info.device_id), ..ContextDesc::default() };
+            // SAFETY: blade asks that the driver be sound; nothing else is shared with it.
+            let context = catch(|| unsafe { Context::init(desc) })?;
+            (context.map_err(|e| DeviceError::Unavailable(e.to_string()))?, info.clone())
+        };
+        Self::checked(Arc::new(context), info)
     }
 
     /// Shares the context of a host that owns the device, and runs the [self-test](self_test) on it.
     pub fn with_context(context: Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         let wanted = context.device_information();
-        let adapters = adapter::list()?;
+        let adapters = Self::list()?;
         let found = adapters.iter().find(|a| a.name == wanted.device_name && a.driver == wanted.driver_name);
         let info = found.cloned().ok_or_else(|| DeviceError::NotFound {
             selector: DeviceSelector::Name(wanted.device_name.clone()),
@@ -139,6 +166,9 @@ impl Device {
             profile: info.profile(),
             info,
             dead: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            faults: Faults::default(),
             probes: OnceLock::new(),
             memory: MemoryCounters::default(),
         });
@@ -176,7 +206,7 @@ impl Device {
         self.memory.buffers.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn memory(&self) -> &MemoryCounters {
+    pub(crate) fn counters(&self) -> &MemoryCounters {
         &self.memory
     }
 
@@ -190,16 +220,54 @@ impl Device {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// Makes the call after the next `after` ones at `site` fail as `fault`. For tests.
+    #[doc(hidden)]
+    pub fn inject(&self, site: Site, after: u32, fault: Fault) {
+        self.faults.arm(site, after, fault);
+    }
+
+    /// Bytes of device memory that this process uses, and how many it may use, where the driver tells.
+    pub fn memory(&self) -> Option<(u64, u64)> {
+        let stats = self.guard(Context::memory_stats).ok()?;
+        (stats.budget > 0).then_some((stats.usage, stats.budget))
+    }
+
     /// Calls blade. A panic kills the device, since it leaves blade's locks poisoned.
     pub(crate) fn guard<T>(&self, call: impl FnOnce(&Context) -> T) -> Result<T, DeviceError> {
         if self.is_dead() {
             return Err(DeviceError::Dead);
         }
-        catch(|| call(&self.context)).inspect_err(|_| self.kill())
+        catch(|| call(&self.context)).inspect_err(|error| self.kill(error))
     }
 
-    pub(crate) fn kill(&self) {
+    /// As [`Device::guard`], for a call that tests make fail.
+    pub(crate) fn guard_at<T>(&self, site: Site, call: impl FnOnce(&Context) -> T) -> Result<T, DeviceError> {
+        self.guard(|context| {
+            self.faults.trip(site);
+            call(context)
+        })
+    }
+
+    /// Calls blade to destroy something, on a dead device too; what a poisoned lock guards is leaked.
+    pub(crate) fn release<T>(&self, call: impl FnOnce(&Context) -> T) -> Result<T, DeviceError> {
+        if self.abandoned.load(Ordering::Acquire) {
+            return Err(DeviceError::Dead);
+        }
+        catch(|| call(&self.context)).inspect_err(|error| self.kill(error))
+    }
+
+    pub(crate) fn kill(&self, cause: &DeviceError) {
+        if *cause == DeviceError::Lost {
+            self.lost.store(true, Ordering::Release);
+        }
         self.dead.store(true, Ordering::Release);
+    }
+
+    /// Submitted work cannot be waited for. Unless the device is lost, and the work with it, nothing is destroyed from now on.
+    pub(crate) fn abandon(&self) {
+        if !self.lost.load(Ordering::Acquire) {
+            self.abandoned.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -211,9 +279,16 @@ impl fmt::Debug for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if !self.is_dead() {
+        if self.abandoned.load(Ordering::Acquire) {
+            return;
+        }
+        let _alone = instances();
+        let dropped = catch(|| {
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.context) }
+        });
+        if let Err(error) = dropped {
+            tracing::debug!(%error, "a dead device was not destroyed");
         }
     }
 }
@@ -251,12 +326,14 @@ pub(crate) fn catch<T>(call: impl FnOnce() -> T) -> Result<T, DeviceError> {
 fn failure(payload: &(dyn Any + Send)) -> DeviceError {
     let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
     let text = text.unwrap_or("unknown panic");
-    const CAUSES: [(&str, DeviceError); 6] = [
+    const CAUSES: [(&str, DeviceError); 8] = [
         ("OutOfDeviceMemory", DeviceError::OutOfMemory),
         ("OutOfHostMemory", DeviceError::OutOfMemory),
         ("OUT_OF_DEVICE_MEMORY", DeviceError::OutOfMemory),
         ("OUT_OF_HOST_MEMORY", DeviceError::OutOfMemory),
+        ("memory allocation has failed", DeviceError::OutOfMemory),
         ("DEVICE_LOST", DeviceError::Lost),
+        ("device has been lost", DeviceError::Lost),
         ("GPU has crashed", DeviceError::Lost),
     ];
     let cause = CAUSES.into_iter().find(|(sign, _)| text.contains(sign));
@@ -350,5 +427,30 @@ mod tests {
         assert_eq!(error, DeviceError::Lost);
         assert_eq!(other.guard(|_| ()), Err(DeviceError::Dead));
         assert!(!device().is_dead());
+    }
+
+    #[cfg(not(any(target_os = "macos", target_os = "ios")))]
+    #[test]
+    fn the_words_of_result_codes_are_understood() {
+        let said = |text: &str| failure(&text.to_string());
+        let out = ash::vk::Result::ERROR_OUT_OF_HOST_MEMORY;
+        let lost = ash::vk::Result::ERROR_DEVICE_LOST;
+        for text in [format!("GPU error {out}"), format!("called `Result::unwrap()` on an `Err` value: {out:?}")] {
+            assert_eq!(said(&text), DeviceError::OutOfMemory, "{text}");
+        }
+        for text in [format!("GPU error {lost}"), format!("{lost:?}"), "GPU has crashed in step".into()] {
+            assert_eq!(said(&text), DeviceError::Lost, "{text}");
+        }
+        assert_eq!(said("index out of bounds"), DeviceError::Failed("index out of bounds".into()));
+    }
+
+    #[test]
+    fn devices_open_and_close_on_many_threads_at_once() {
+        std::thread::scope(|scope| {
+            let open = || Device::open(&DeviceSelector::Auto).map(|device| device.info().index);
+            let threads: Vec<_> = (0..6).map(|_| scope.spawn(open)).collect();
+            let expected = Ok(device().info().index);
+            threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), expected));
+        });
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blade_graphics::{CommandEncoder, CommandEncoderDesc, Context, SyncPoint};
 
 use crate::device::{Device, DeviceError};
+use crate::fault::Site;
 
 /// Records submissions with manual barriers: a batch is one or more submissions, and a new one begins after [`Encoder::wait`].
 pub(crate) struct Encoder {
@@ -30,7 +31,7 @@ impl Encoder {
     /// Records one submission with `record` and hands it to the queue.
     pub(crate) fn submit(&mut self, record: impl FnOnce(&mut CommandEncoder)) -> Result<(), DeviceError> {
         let raw = &mut *self.raw;
-        let sync = self.device.guard(|context: &Context| {
+        let sync = self.device.guard_at(Site::Submission, |context: &Context| {
             raw.start();
             record(raw);
             context.submit(raw)
@@ -41,18 +42,17 @@ impl Encoder {
 
     /// Waits until the device has finished all that was submitted.
     pub(crate) fn wait(&mut self) -> Result<(), DeviceError> {
-        let Some(sync) = self.pending.take() else { return Ok(()) };
-        match self.device.guard(|context| context.wait_for(&sync, u32::MAX))? {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                self.device.kill();
-                Err(DeviceError::Failed("waiting for the device ended early".into()))
+        let Some(sync) = &self.pending else { return Ok(()) };
+        let failed = match self.device.guard_at(Site::Wait, |context| context.wait_for(sync, u32::MAX))? {
+            Ok(true) => {
+                self.pending = None;
+                return Ok(());
             }
-            Err(error) => {
-                self.device.kill();
-                Err(error.into())
-            }
-        }
+            Ok(false) => DeviceError::Failed("waiting for the device ended early".into()),
+            Err(error) => error.into(),
+        };
+        self.device.kill(&failed);
+        Err(failed)
     }
 
     /// The time of each pass of the last submission of an encoder made for one. Empty where the device has no timer.
@@ -67,11 +67,14 @@ impl Encoder {
 
 impl Drop for Encoder {
     fn drop(&mut self) {
-        if self.wait().is_err() || self.device.is_dead() {
-            return;
+        if let Some(sync) = self.pending.take() {
+            match self.device.release(|context| context.wait_for(&sync, u32::MAX)) {
+                Ok(Ok(true) | Err(blade_graphics::DeviceError::DeviceLost)) => {}
+                Ok(_) | Err(_) => self.device.abandon(),
+            }
         }
         let raw = &mut *self.raw;
-        let destroyed = self.device.guard(|context| context.destroy_command_encoder(raw));
+        let destroyed = self.device.release(|context| context.destroy_command_encoder(raw));
         if destroyed.is_ok() {
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.raw) }

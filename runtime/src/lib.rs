@@ -7,7 +7,8 @@
 //! [`Device::with_context`] and records a session between its own passes with [`Session::record`].
 //!
 //! No panic of blade crosses this interface where panics unwind: a lost device or exhausted memory is a [`DeviceError`], after
-//! which the [`Device`] and all that was made from it answer [`DeviceError::Dead`].
+//! which the [`Device`] and all that was made from it answer [`DeviceError::Dead`]. Dropping them gives back what they hold, and the
+//! device can be opened again. What is seen not to fit before it is allocated is [`DeviceError::NoRoom`], and the device lives on.
 //!
 //! The Metal side (macOS, iOS) compiles against the same interface with conservative limits; it has never been run.
 
@@ -17,6 +18,8 @@ mod buffers;
 pub mod checkpoint;
 mod device;
 mod encoder;
+#[doc(hidden)]
+pub mod fault;
 mod parameters;
 mod pipeline;
 mod program_check;

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blade_graphics::BufferPiece;
-use meganeura_codegen::program::{ParameterBinding, Program, Region, Space};
+use meganeura_codegen::program::{ALIGNMENT, ParameterBinding, Program, Region, Space};
 use meganeura_ir::{ParameterId, Tensor, TensorType};
 
 use crate::buffers::Arena;
 use crate::device::{Device, DeviceError};
 use crate::program_check::{self, ProgramError};
-use crate::transfer::{Source, Transfer};
+use crate::transfer::{DeviceCopy, Source, Transfer};
 use crate::words::{self, WordError};
 
 /// Why a parameter cannot be read or written.
@@ -27,9 +27,14 @@ pub enum ParameterError {
     Type { name: String, expected: TensorType, found: TensorType },
     #[error("parameter {0} is state of the optimiser: it belongs to a session")]
     Optimizer(String),
+    #[error("the parameters are those of another model, or on another device")]
+    ForeignStore,
 }
 
 /// The buffers of [`Space::Parameters`], in the layout of the program that the store was made from. All zero at first.
+///
+/// Where a model is trained while it answers, one store holds the version that inference reads, and its [twin](Self::twin) the one that
+/// training changes; [`ParameterStore::copy_from`] publishes.
 pub struct ParameterStore {
     device: Arc<Device>,
     layout: Vec<u64>,
@@ -54,8 +59,50 @@ impl ParameterStore {
         }))
     }
 
+    /// A second store for programs of the same layout, with the same values. It takes as much device memory again.
+    pub fn twin(&self) -> Result<Arc<Self>, ParameterError> {
+        let twin = Arc::new(ParameterStore {
+            device: self.device.clone(),
+            layout: self.layout.clone(),
+            parameters: self.parameters.clone(),
+            arena: Arena::new(&self.device, "a second version of the parameters", &self.layout)?,
+            transfer: Mutex::new(Transfer::new(&self.device)?),
+        });
+        let pairs = self.arena.buffers().iter().zip(twin.arena.buffers());
+        let whole = pairs.map(|(&from, &to)| DeviceCopy { from: from.into(), to: to.into(), bytes: from.size() });
+        twin.transfer().copy(&whole.collect::<Vec<_>>())?;
+        Ok(twin)
+    }
+
+    /// Gives the named parameters the values that they have in `source`, on the device and in one submission: a step that was submitted
+    /// before reads all of them as they were, a later one reads all of them as they are in `source`.
+    ///
+    /// # Errors
+    /// The stores differ in layout or device, or have no such parameter; the device fails.
+    pub fn copy_from<'a>(&self, source: &ParameterStore, names: impl IntoIterator<Item = &'a str>) -> Result<(), ParameterError> {
+        if !Arc::ptr_eq(&self.device, &source.device) || self.layout != source.layout || self.parameters != source.parameters {
+            return Err(ParameterError::ForeignStore);
+        }
+        let mut regions = Vec::new();
+        for name in names {
+            let binding = self.parameters.iter().find(|p| p.name == name).ok_or(ParameterError::ForeignStore)?;
+            regions.extend(binding.region.filter(|region| region.space == Space::Parameters));
+        }
+        let copies = merged(regions).into_iter().map(|region| DeviceCopy {
+            from: source.arena.piece(&region),
+            to: self.arena.piece(&region),
+            bytes: region.size,
+        });
+        Ok(self.transfer().copy(&copies.collect::<Vec<_>>())?)
+    }
+
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> u64 {
+        self.layout.iter().sum()
     }
 
     /// The parameters of the program that the store was made from.
@@ -114,6 +161,24 @@ impl ParameterStore {
     }
 }
 
+/// Joins regions between which nothing but padding lies.
+fn merged(mut regions: Vec<Region>) -> Vec<Region> {
+    regions.sort_unstable();
+    let mut merged: Vec<Region> = Vec::new();
+    for region in regions {
+        let end = region.offset + region.size;
+        match merged.last_mut() {
+            Some(last)
+                if last.buffer == region.buffer && region.offset <= (last.offset + last.size).next_multiple_of(ALIGNMENT) =>
+            {
+                last.size = last.size.max(end - last.offset);
+            }
+            _ => merged.push(region),
+        }
+    }
+    merged
+}
+
 /// Writes parameters to the places that `place` gives. Nothing is written unless all values are right.
 pub(crate) fn write(
     transfer: &mut Transfer,
@@ -154,4 +219,63 @@ pub(crate) fn read(
 
 fn find(parameters: &[ParameterBinding], id: ParameterId) -> Result<&ParameterBinding, ParameterError> {
     parameters.iter().find(|p| p.id == id).ok_or(ParameterError::Unknown(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_ir::{DType, TensorType};
+
+    use super::*;
+    use crate::assemble::Assembler;
+    use crate::testing::device;
+
+    fn region(buffer: u32, offset: u64, size: u64) -> Region {
+        Region { space: Space::Parameters, buffer, offset, size }
+    }
+
+    #[test]
+    fn neighbours_are_copied_as_one() {
+        let regions = vec![region(0, 512, 4), region(0, 0, 12), region(0, 256, 256), region(1, 0, 8), region(0, 1024, 4)];
+        assert_eq!(merged(regions), [region(0, 0, 516), region(0, 1024, 4), region(1, 0, 8)]);
+    }
+
+    fn store() -> Arc<ParameterStore> {
+        let mut a = Assembler::new();
+        for name in ["a", "b", "c"] {
+            a.parameter(Space::Parameters, name, TensorType::new(DType::F32, [2]));
+        }
+        ParameterStore::new(device(), &a.finish()).unwrap()
+    }
+
+    fn values(store: &ParameterStore) -> Vec<f64> {
+        let ids: Vec<ParameterId> = store.parameters().iter().map(|p| p.id).collect();
+        store.read_parameters(&ids).unwrap().iter().flat_map(Tensor::to_f64_vec).collect()
+    }
+
+    #[test]
+    fn a_twin_begins_with_the_same_values_and_publishes_what_is_named() {
+        let served = store();
+        let pair = |v: f32| Tensor::from_f32([2], &[v, -v]);
+        let ids: Vec<ParameterId> = served.parameters().iter().map(|p| p.id).collect();
+        let [one, two, three] = [1.0, 2.0, 3.0].map(pair);
+        served.write_parameters(&[(ids[0], &one), (ids[1], &two), (ids[2], &three)]).unwrap();
+        let trained = served.twin().unwrap();
+        assert_eq!(values(&trained), values(&served));
+        let new = [4.0, 5.0, 6.0].map(pair);
+        trained.write_parameters(&ids.iter().copied().zip(&new).collect::<Vec<_>>()).unwrap();
+        assert_eq!(values(&served), [1.0, -1.0, 2.0, -2.0, 3.0, -3.0]);
+        served.copy_from(&trained, ["c", "a"]).unwrap();
+        assert_eq!(values(&served), [4.0, -4.0, 2.0, -2.0, 6.0, -6.0]);
+        trained.copy_from(&served, ["a", "b", "c"]).unwrap();
+        assert_eq!(values(&trained), values(&served));
+    }
+
+    #[test]
+    fn stores_of_other_models_and_unknown_names_are_refused() {
+        let (served, mut other) = (store(), Assembler::new());
+        other.parameter(Space::Parameters, "a", TensorType::new(DType::F32, [2]));
+        let other = ParameterStore::new(device(), &other.finish()).unwrap();
+        assert_eq!(served.copy_from(&other, ["a"]), Err(ParameterError::ForeignStore));
+        assert_eq!(served.copy_from(&served.twin().unwrap(), ["d"]), Err(ParameterError::ForeignStore));
+    }
 }

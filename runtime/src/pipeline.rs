@@ -66,7 +66,7 @@ impl Pipeline {
 impl Drop for Pipeline {
     fn drop(&mut self) {
         let raw = &mut *self.raw;
-        if self.device.guard(|context| context.destroy_compute_pipeline(raw)).is_ok() {
+        if self.device.release(|context| context.destroy_compute_pipeline(raw)).is_ok() {
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.raw) }
         }

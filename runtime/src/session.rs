@@ -10,6 +10,7 @@ use blade_graphics::{BufferPiece, CommandEncoder};
 use meganeura_codegen::program::{Binding, ParameterBinding, Program, Space};
 use meganeura_ir::{ParameterId, Tensor, TensorType};
 
+use crate::buffers::check_host_room;
 use crate::device::{Device, DeviceError};
 use crate::encoder::Encoder;
 use crate::parameters::{self, ParameterError, ParameterStore};
@@ -331,6 +332,7 @@ impl Session {
             return Err(SessionError::ExpiredTicket(ticket.step));
         }
         slot.encoder.wait()?;
+        check_host_room("outputs", self.outputs.iter().flatten().map(|copy| copy.bytes).sum())?;
         let words = slot.download.words();
         let outputs = self.program.outputs.iter().zip(&self.outputs);
         Ok(outputs.map(|(binding, copy)| (binding, copy.map_or(&[][..], |copy| &words[copy.words()]))))
@@ -393,6 +395,11 @@ impl Session {
     /// Where an output lies on the device, one 32-bit word per element. Absent if it is unknown or empty.
     pub fn output_buffer(&self, name: &str) -> Option<BufferPiece> {
         self.program.outputs.iter().position(|b| b.name == name).and_then(|index| self.outputs[index]).map(|copy| copy.device)
+    }
+
+    /// Makes the optimiser's state zero, as it is at first, after all that was submitted before.
+    pub fn clear_optimizer(&mut self) -> Result<(), SessionError> {
+        Ok(self.spaces.store.transfer().zero(self.spaces.arena(Space::Optimizer))?)
     }
 
     /// Replaces the value of a parameter, optimiser state included, after all that was submitted before.

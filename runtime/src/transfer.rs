@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blade_graphics::BufferPiece;
 use meganeura_ir::{Tensor, TensorType};
 
-use crate::buffers::{Arena, Staging};
+use crate::buffers::{Arena, Staging, check_host_room};
 use crate::device::{Device, DeviceError};
 use crate::encoder::Encoder;
 use crate::words;
@@ -36,6 +36,14 @@ impl Source<'_> {
     }
 }
 
+/// A range of device memory and where it goes.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceCopy {
+    pub(crate) from: BufferPiece,
+    pub(crate) to: BufferPiece,
+    pub(crate) bytes: u64,
+}
+
 /// Moves data in as few submissions as staging memory allows, and waits for it.
 pub(crate) struct Transfer {
     device: Arc<Device>,
@@ -56,6 +64,21 @@ impl Transfer {
             let mut pass = encoder.transfer("zero");
             for &buffer in arena.buffers() {
                 pass.fill_buffer(buffer.into(), buffer.size(), 0);
+            }
+        })?;
+        self.encoder.wait()
+    }
+
+    /// Copies ranges of device memory, each from one place to another, in one submission: what is submitted before or after sees all of
+    /// them as they were, or as they are then.
+    pub(crate) fn copy(&mut self, copies: &[DeviceCopy]) -> Result<(), DeviceError> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        self.encoder.submit(|encoder| {
+            let mut pass = encoder.transfer("copy");
+            for copy in copies {
+                pass.copy_buffer_to_buffer(copy.from, copy.to, copy.bytes);
             }
         })?;
         self.encoder.wait()
@@ -91,6 +114,7 @@ impl Transfer {
     /// Reads a tensor from each place; an absent place stands for an empty tensor.
     pub(crate) fn download(&mut self, items: &[(Option<BufferPiece>, &TensorType)]) -> Result<Vec<Tensor>, DeviceError> {
         let bytes = |(piece, ty): &(Option<BufferPiece>, &TensorType)| piece.map_or(0, |_| ty.device_bytes() as u64);
+        check_host_room("downloaded tensors", items.iter().map(bytes).sum())?;
         let mut tensors = Vec::with_capacity(items.len());
         for batch in batches(items, bytes) {
             let total: u64 = batch.iter().map(bytes).sum();

@@ -15,6 +15,8 @@ mod phase;
 mod plan;
 mod progress;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod table;
 mod train;
 mod training;
@@ -46,6 +48,8 @@ enum Command {
     Export(export::ExportArgs),
     Bench(bench::BenchArgs),
     Devices(devices::DevicesArgs),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
 }
 
 pub fn main() -> ExitCode {
@@ -58,6 +62,8 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(*args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use meganeura_ir::DType;
 
 use super::*;
 use crate::assemble::Assembler;
+use crate::fault::{Fault, Site};
 use crate::testing::device;
 
 const LANES: usize = 64;
@@ -410,10 +411,49 @@ fn a_dead_device_answers_with_errors_and_drops_cleanly() {
     let mut session = Session::new(&device, program, &store).unwrap();
     let ticket = session.submit_ordered(&[&ramp(4, 0.0)]).unwrap();
     session.finish().unwrap();
-    device.kill();
+    device.kill(&DeviceError::OutOfMemory);
     assert_eq!(session.run_ordered(&[&ramp(4, 0.0)]), Err(SessionError::Device(DeviceError::Dead)));
     assert_eq!(session.read_parameter(ParameterId(0)), Err(ParameterError::Device(DeviceError::Dead)));
     drop((ticket, session, store));
+}
+
+#[test]
+fn a_fault_anywhere_is_an_error_and_another_device_goes_on() {
+    let steps = |device: &Arc<Device>| {
+        let program = Arc::new(accumulate(4));
+        let store = ParameterStore::new(device, &program)?;
+        let mut session = Session::new(device, program, &store)?;
+        let first = session.submit_ordered(&[&ramp(4, 0.0)])?;
+        let second = session.submit_ordered(&[&ramp(4, 1.0)])?;
+        session.wait(first)?;
+        session.wait(second)
+    };
+    let whole = steps(device()).unwrap();
+    let faults = [(Fault::Lost, DeviceError::Lost), (Fault::OutOfMemory, DeviceError::OutOfMemory)];
+    for (site, fault) in
+        [Site::Allocation, Site::Submission, Site::Wait].into_iter().flat_map(|site| faults.iter().map(move |f| (site, f)))
+    {
+        let mut failures = 0;
+        for after in 0.. {
+            let failing = Device::with_context(device().context().clone()).unwrap();
+            failing.inject(site, after, fault.0);
+            match steps(&failing) {
+                Ok(outputs) => {
+                    assert_eq!(outputs, whole);
+                    break;
+                }
+                Err(SessionError::Device(error) | SessionError::Parameter(ParameterError::Device(error))) => {
+                    assert_eq!(error, fault.1, "{site:?} {after}");
+                    assert!(failing.is_dead());
+                    assert_eq!(steps(&failing).unwrap_err().to_string(), DeviceError::Dead.to_string());
+                    failures += 1;
+                }
+                Err(other) => panic!("{site:?} {after}: {other}"),
+            }
+        }
+        assert!(failures >= 3, "{site:?} failed {failures} times");
+    }
+    assert_eq!(steps(device()).unwrap(), whole);
 }
 
 #[test]
