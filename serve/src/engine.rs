@@ -172,7 +172,7 @@ pub(crate) fn start<E: Send + 'static>(
         let models = models.into_iter().zip(&cards);
         let models = models.map(|(served, card)| Model::new(served, card.batched)).collect();
         if loaded.send(Ok(cards)).is_ok() {
-            Engine { models, batching, receiver, queued, metrics, wake, stopping: false }.run();
+            Engine { models, batching, receiver, queued, metrics, wake, stopping: false, next_to_train: 0 }.run();
         }
     });
     let thread = thread.map_err(|_| None)?;
@@ -236,6 +236,7 @@ struct Engine {
     metrics: Arc<Metrics>,
     wake: Wake,
     stopping: bool,
+    next_to_train: usize,
 }
 
 /// What to do next.
@@ -466,7 +467,11 @@ impl Engine {
     /// Runs one piece of training, if there is one and it may run now.
     fn train(&mut self, requests_wait: bool) -> bool {
         let mut trained = false;
-        for (m, model) in self.models.iter_mut().enumerate() {
+        let count = self.models.len();
+        for turn in 0..count {
+            // Whoever trained last is asked last.
+            let m = (self.next_to_train + turn) % count;
+            let Some(model) = self.models.get_mut(m) else { continue };
             while model.training.is_none()
                 && let Some((job, reply)) = model.train_queue.pop_front()
             {
@@ -482,6 +487,7 @@ impl Engine {
                 continue;
             }
             trained = true;
+            self.next_to_train = m + 1;
             let started = Instant::now();
             let progress = model.served.train(&self.wake);
             match progress {

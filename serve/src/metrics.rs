@@ -51,6 +51,10 @@ impl Histogram {
     }
 }
 
+/// What a metric is of one model.
+type OfModel<T> = fn(&ModelMetrics) -> T;
+type HistogramOf = fn(&ModelMetrics) -> &Histogram;
+
 /// What is counted for one model.
 struct ModelMetrics {
     name: String,
@@ -190,7 +194,6 @@ impl Metrics {
 
     pub fn totals(&self, model: usize) -> Totals {
         let Some(model) = self.model(model) else { return Totals::default() };
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
             successes: load(&model.successes),
             failures: load(&model.failures),
@@ -213,8 +216,6 @@ impl Metrics {
         for ((protocol, code), count) in lock(&self.requests).iter() {
             let _ = writeln!(text, "meganeura_requests_total{{protocol=\"{protocol}\",code=\"{code}\"}} {count}");
         }
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let seconds = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64 / 1e9;
         let single: [(&str, &str, &str, f64); 5] = [
             ("meganeura_queue_requests", "gauge", "Requests that wait for the engine.", queued as f64),
             ("meganeura_connections", "gauge", "Open connections.", load(&self.connections) as i64 as f64),
@@ -233,16 +234,16 @@ impl Metrics {
         }
         let models = self.models.get().map(Vec::as_slice).unwrap_or_default();
         let label = |model: &ModelMetrics| format!("model=\"{}\"", escape(&model.name));
-        let of_each: [(&str, &str, &str, &dyn Fn(&ModelMetrics) -> f64); 7] = [
-            ("meganeura_executions_total", "counter", "Executions on the device.", &|m| m.samples.count() as f64),
-            ("meganeura_device_seconds_total", "counter", "Time in executions.", &|m| seconds(&m.execution_ns)),
-            ("meganeura_training_seconds_total", "counter", "Time in training.", &|m| seconds(&m.training_ns)),
-            ("meganeura_training_steps_total", "counter", "Training steps.", &|m| load(&m.training_steps) as f64),
-            ("meganeura_weight_version", "gauge", "The version of the weights that is served.", &|m| {
+        let of_each: [(&str, &str, &str, OfModel<f64>); 7] = [
+            ("meganeura_executions_total", "counter", "Executions on the device.", |m| m.samples.count() as f64),
+            ("meganeura_device_seconds_total", "counter", "Time in executions.", |m| seconds(&m.execution_ns)),
+            ("meganeura_training_seconds_total", "counter", "Time in training.", |m| seconds(&m.training_ns)),
+            ("meganeura_training_steps_total", "counter", "Training steps.", |m| load(&m.training_steps) as f64),
+            ("meganeura_weight_version", "gauge", "The version of the weights that is served.", |m| {
                 load(&m.weight_version) as f64
             }),
-            ("meganeura_device_bytes", "gauge", "Device memory of a model.", &|m| load(&m.device_bytes) as f64),
-            ("meganeura_inference_failures_total", "counter", "Requests for an inference without answer.", &|m| {
+            ("meganeura_device_bytes", "gauge", "Device memory of a model.", |m| load(&m.device_bytes) as f64),
+            ("meganeura_inference_failures_total", "counter", "Requests for an inference without answer.", |m| {
                 load(&m.failures) as f64
             }),
         ];
@@ -252,9 +253,9 @@ impl Metrics {
                 let _ = writeln!(text, "{name}{{{}}} {}", label(model), value(model));
             }
         }
-        let histograms: [(&str, &str, &dyn Fn(&ModelMetrics) -> &Histogram); 2] = [
-            ("meganeura_latency_seconds", "From a complete request to its answer.", &|m| &m.latency),
-            ("meganeura_batch_samples", "Samples per execution, without padding.", &|m| &m.samples),
+        let histograms: [(&str, &str, HistogramOf); 2] = [
+            ("meganeura_latency_seconds", "From a complete request to its answer.", |m| &m.latency),
+            ("meganeura_batch_samples", "Samples per execution, without padding.", |m| &m.samples),
         ];
         for (name, help, histogram) in histograms {
             head(&mut text, name, "histogram", help);
@@ -264,6 +265,14 @@ impl Metrics {
         }
         text
     }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn seconds(counter: &AtomicU64) -> f64 {
+    load(counter) as f64 / 1e9
 }
 
 fn model_metrics(name: &str) -> ModelMetrics {

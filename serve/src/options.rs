@@ -10,7 +10,7 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Another address, for gRPC and HTTP as well.
     pub grpc_listen: Option<SocketAddr>,
-    /// What `Authorization: Bearer` must hold, except for `/v2/health/live`.
+    /// What `Authorization: Bearer` must hold, except for `/v2/health/live` and the page, which holds nothing of the models.
     pub token: Option<String>,
     /// Samples of one execution at most.
     pub max_batch: usize,

@@ -1,38 +1,27 @@
 //! Programs, compiled beside the thread that owns the device.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 
-use meganeura::ir::SampleAxis;
+use meganeura::Error;
 use meganeura::live::{Compilation, Compiled, InputShapes};
-use meganeura::{Bindings, Error, Model};
 use meganeura_serve::Wake;
-
-use super::batching::{inference_graph, sample_axes};
 
 /// What a program is for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Purpose {
-    Inference {
-        shapes: InputShapes,
-        /// Samples in them, where the model is batched.
-        batch: Option<usize>,
-    },
+    Inference(InputShapes),
     Training,
 }
 
-/// A program, and where its outputs have their samples.
 pub struct Finished {
     pub purpose: Purpose,
-    pub result: Result<(Compiled, Vec<Option<SampleAxis>>), Error>,
+    pub result: Result<Compiled, Error>,
 }
 
 struct Order {
     purpose: Purpose,
     compilation: Compilation,
-    model: Arc<Model>,
-    bindings: Bindings,
-    wake: Option<Wake>,
 }
 
 /// A thread that compiles one program after another.
@@ -40,6 +29,8 @@ pub struct Compiler {
     orders: Sender<Order>,
     finished: Receiver<Finished>,
     pending: Vec<Purpose>,
+    /// Known once somebody waits.
+    wake: Arc<OnceLock<Wake>>,
 }
 
 impl Compiler {
@@ -48,24 +39,19 @@ impl Compiler {
     pub fn new() -> std::io::Result<Self> {
         let (orders, received) = channel::<Order>();
         let (sender, finished) = channel();
+        let wake: Arc<OnceLock<Wake>> = Arc::default();
+        let waiting = wake.clone();
         std::thread::Builder::new().name("compiler".into()).spawn(move || {
-            for Order { purpose, compilation, model, bindings, wake } in received {
-                let axes = match &purpose {
-                    Purpose::Inference { shapes, batch: Some(batch) } => {
-                        inference_graph(&model, &bindings, shapes).map(|graph| sample_axes(&graph, *batch))
-                    }
-                    _ => Ok(Vec::new()),
-                };
-                let result = axes.and_then(|axes| Ok((compilation.run()?, axes)));
-                if sender.send(Finished { purpose, result }).is_err() {
+            for Order { purpose, compilation } in received {
+                if sender.send(Finished { purpose, result: compilation.run() }).is_err() {
                     return;
                 }
-                if let Some(wake) = wake {
+                if let Some(wake) = waiting.get() {
                     wake();
                 }
             }
         })?;
-        Ok(Compiler { orders, finished, pending: Vec::new() })
+        Ok(Compiler { orders, finished, pending: Vec::new(), wake })
     }
 
     /// Whether a program for this purpose is being made.
@@ -73,22 +59,14 @@ impl Compiler {
         self.pending.contains(purpose)
     }
 
-    pub fn order(
-        &mut self,
-        purpose: Purpose,
-        compilation: Compilation,
-        model: &Arc<Model>,
-        bindings: &Bindings,
-        wake: Option<&Wake>,
-    ) {
-        let order = Order {
-            purpose: purpose.clone(),
-            compilation,
-            model: model.clone(),
-            bindings: bindings.clone(),
-            wake: wake.cloned(),
-        };
-        if self.orders.send(order).is_ok() {
+    /// Calls `wake` whenever a program is there. To miss none, ask for what is [finished](Compiler::finished) after this.
+    pub fn wake_by(&self, wake: &Wake) {
+        self.wake.get_or_init(|| wake.clone());
+    }
+
+    /// Has a program compiled.
+    pub fn order(&mut self, purpose: Purpose, compilation: Compilation) {
+        if self.orders.send(Order { purpose: purpose.clone(), compilation }).is_ok() {
             self.pending.push(purpose);
         }
     }

@@ -23,7 +23,7 @@ fn a_device_that_fails_is_503_and_the_next_request_works() {
         let options = LiveOptions { training: Some(LiveTraining::default()), ..LiveOptions::default() };
         let models = ["a", "b"].map(|name| {
             let live = Live::open(path, options.clone(), shared.clone())?;
-            let model = LiveModel::new(name.into(), live, Bindings::default(), &shared, 1)?;
+            let model = LiveModel::new(name.into(), live, &Bindings::default(), &shared, 1)?;
             Ok(Box::new(model) as Box<dyn Served>)
         });
         models.into_iter().collect::<Result<Vec<_>, LoadError>>()

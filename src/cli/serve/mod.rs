@@ -166,7 +166,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
                 live.evaluate()?;
             }
             live.problems().iter().for_each(|problem| eprintln!("warning: {problem}"));
-            Ok(Box::new(LiveModel::new(name, live, bindings, &devices, max_batch)?) as Box<dyn Served>)
+            Ok(Box::new(LiveModel::new(name, live, &bindings, &devices, max_batch)?) as Box<dyn Served>)
         });
         models.collect::<Result<Vec<_>, LoadError>>()
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use meganeura::ir::SampleAxis;
+use meganeura::ir::SampleDependence;
 use meganeura::live::{DeviceSource, InputShapes, Live, LiveError, Outcome, TrainReport, TrainRequest};
 use meganeura::runtime::SessionError;
 use meganeura::{Bindings, DType, Dim, Error, Loss, Model, Optimizer, Shape, Tensor};
@@ -12,7 +12,7 @@ use meganeura_serve::{
     TrainOutcome, Wake,
 };
 
-use super::batching::{Trial, inference_graph, sample_axes};
+use super::batching::Trial;
 use super::compiler::{Compiler, Finished, Purpose};
 
 /// Failures to compile that are remembered, so that the next request of these shapes gets its reason.
@@ -30,10 +30,7 @@ pub enum LoadError {
 pub struct LiveModel {
     card: ModelCard,
     live: Live,
-    bindings: Bindings,
     compiler: Compiler,
-    /// Where outputs have their samples, for shapes that were compiled.
-    axes: BTreeMap<InputShapes, Vec<Option<SampleAxis>>>,
     failures: BTreeMap<InputShapes, Refusal>,
     /// A job whose program is being compiled, and the reason why it cannot be.
     waiting: Option<TrainRequest>,
@@ -48,12 +45,12 @@ impl LiveModel {
     pub fn new(
         name: String,
         mut live: Live,
-        bindings: Bindings,
+        bindings: &Bindings,
         devices: &DeviceSource,
         max_batch: usize,
     ) -> Result<Self, LoadError> {
-        let trial = Trial::new(live.model(), &bindings);
-        let mut card = card(name, live.model(), &bindings, &trial);
+        let trial = Trial::new(live.model(), bindings);
+        let mut card = card(name, live.model(), bindings, &trial);
         let info = devices.current().map_err(Error::from)?.info().name.clone();
         card.facts.push(("device".into(), info));
         let compiler = Compiler::new().map_err(LoadError::Thread)?;
@@ -62,16 +59,7 @@ impl LiveModel {
         {
             live.install(compilation.run()?);
         }
-        let mut model = LiveModel {
-            card,
-            live,
-            bindings,
-            compiler,
-            axes: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            waiting: None,
-            training_failure: None,
-        };
+        let mut model = LiveModel { card, live, compiler, failures: BTreeMap::new(), waiting: None, training_failure: None };
         if let Some(one) = trial.one {
             model.warm(&one, max_batch)?;
         }
@@ -86,27 +74,17 @@ impl LiveModel {
                 let shape = std::iter::once(size).chain(shape.iter().skip(1).copied()).collect();
                 (name.clone(), shape)
             };
-            self.order(one.iter().map(sized).collect(), None)?;
+            self.order(one.iter().map(sized).collect())?;
         }
         Ok(())
     }
 
     /// Has a program compiled unless it is there or on its way; says whether it is there.
-    fn order(&mut self, shapes: InputShapes, wake: Option<&Wake>) -> Result<bool, Error> {
-        let batch = self.card.batched.then(|| shapes.values().next().and_then(|shape| shape.first()).copied()).flatten();
-        let known = batch.is_none() || self.axes.contains_key(&shapes);
-        let missing = self.live.missing_inference(&shapes)?;
-        let purpose = Purpose::Inference { shapes, batch };
-        match missing {
-            None if known => return Ok(true),
-            _ if self.compiler.is_pending(&purpose) => {}
-            Some(compilation) => self.compiler.order(purpose, compilation, self.live.model(), &self.bindings, wake),
-            None => {
-                let Purpose::Inference { shapes, batch: Some(batch) } = purpose else { return Ok(true) };
-                let graph = inference_graph(self.live.model(), &self.bindings, &shapes)?;
-                self.axes.insert(shapes, sample_axes(&graph, batch));
-                return Ok(true);
-            }
+    fn order(&mut self, shapes: InputShapes) -> Result<bool, Error> {
+        let Some(compilation) = self.live.missing_inference(&shapes)? else { return Ok(true) };
+        let purpose = Purpose::Inference(shapes);
+        if !self.compiler.is_pending(&purpose) {
+            self.compiler.order(purpose, compilation);
         }
         Ok(false)
     }
@@ -115,26 +93,15 @@ impl LiveModel {
     fn collect(&mut self) {
         while let Some(Finished { purpose, result }) = self.compiler.finished() {
             match (purpose, result) {
-                (Purpose::Inference { shapes, batch }, Ok((compiled, axes))) => {
-                    self.live.install(compiled);
-                    if batch.is_some() {
-                        self.axes.insert(shapes, axes);
-                    }
-                }
-                (Purpose::Inference { shapes, .. }, Err(error)) => {
+                (_, Ok(compiled)) => self.live.install(compiled),
+                (Purpose::Inference(shapes), Err(error)) => {
                     if self.failures.len() >= MAX_FAILURES {
                         self.failures.pop_first();
                     }
                     self.failures.insert(shapes, refusal(error));
                 }
-                (Purpose::Training, Ok((compiled, _))) => self.live.install(compiled),
                 (Purpose::Training, Err(error)) => self.training_failure = Some(error),
             }
-        }
-        // Programs are forgotten, and so is what is known of them.
-        let cap = 4 * MAX_FAILURES;
-        while self.axes.len() > cap {
-            self.axes.pop_first();
         }
     }
 
@@ -157,12 +124,13 @@ impl Served for LiveModel {
     }
 
     fn prepare(&mut self, shapes: &[Shape], wake: &Wake) -> Result<Preparation, Refusal> {
+        self.compiler.wake_by(wake);
         self.collect();
         let shapes: InputShapes = self.names().into_iter().zip(shapes.iter().map(|shape| shape.to_vec())).collect();
         if let Some(reason) = self.failures.remove(&shapes) {
             return Err(reason);
         }
-        match self.order(shapes, Some(wake)).map_err(refusal)? {
+        match self.order(shapes).map_err(refusal)? {
             true => Ok(Preparation::Ready),
             false => Ok(Preparation::Pending),
         }
@@ -172,10 +140,12 @@ impl Served for LiveModel {
         let names = self.names();
         let named: Vec<(&str, &Tensor)> = names.iter().map(String::as_str).zip(inputs).collect();
         let answer = self.live.infer(&named).map_err(refusal)?;
-        let shapes: InputShapes = named.iter().map(|(name, tensor)| ((*name).to_string(), tensor.shape().to_vec())).collect();
-        let axes = self.axes.get(&shapes).cloned().unwrap_or_default();
-        let axes = axes.into_iter().chain(std::iter::repeat(None));
-        let outputs = answer.outputs.into_iter().zip(axes).map(|((name, tensor), samples)| Output { name, tensor, samples });
+        let samples = answer.samples.iter().map(|dependence| match dependence {
+            SampleDependence::Separate(at) => Some(*at),
+            _ => None,
+        });
+        let samples = samples.chain(std::iter::repeat(None));
+        let outputs = answer.outputs.into_iter().zip(samples).map(|((name, tensor), samples)| Output { name, tensor, samples });
         Ok(Answer { outputs: outputs.collect(), weight_version: answer.version })
     }
 
@@ -205,6 +175,7 @@ impl Served for LiveModel {
     }
 
     fn train(&mut self, wake: &Wake) -> Result<Progress, Refusal> {
+        self.compiler.wake_by(wake);
         self.collect();
         if let Some(request) = self.waiting.take() {
             if let Some(error) = self.training_failure.take() {
@@ -214,17 +185,21 @@ impl Served for LiveModel {
                 None => self.live.start(&request).map_err(refusal)?,
                 Some(compilation) => {
                     if !self.compiler.is_pending(&Purpose::Training) {
-                        let (model, bindings) = (self.live.model(), &self.bindings);
-                        self.compiler.order(Purpose::Training, compilation, model, bindings, Some(wake));
+                        self.compiler.order(Purpose::Training, compilation);
                     }
                     self.waiting = Some(request);
                     return Ok(Progress::Waits);
                 }
             }
         }
+        let before = self.live.losses().len();
         match self.live.advance().map_err(refusal)? {
             Some(report) => Ok(Progress::Done(outcome(report))),
-            None => Ok(Progress::Continues { loss: None }),
+            None => {
+                let losses = self.live.losses();
+                let loss = (losses.len() > before).then(|| losses.last().copied()).flatten();
+                Ok(Progress::Continues { loss })
+            }
         }
     }
 
