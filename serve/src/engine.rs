@@ -261,8 +261,8 @@ impl Engine {
                 Next::Batch(model, group) => self.batch(model, group),
                 _ if trained => {}
                 Next::Idle if self.stopping && self.queued.load(Ordering::Acquire) == 0 => return,
-                Next::Idle => self.wait(None),
-                Next::At(when) => self.wait(Some(when)),
+                Next::Idle => self.wait(self.may_train_at()),
+                Next::At(when) => self.wait(self.may_train_at().map_or(Some(when), |at| Some(at.min(when)))),
             }
         }
     }
@@ -515,6 +515,12 @@ impl Engine {
             self.publish();
         }
         trained
+    }
+
+    /// When a job that pauses may go on.
+    fn may_train_at(&self) -> Option<Instant> {
+        let running = |model: &&Model| model.training.as_ref().is_some_and(|training| !training.waits);
+        self.models.iter().filter(running).filter_map(|model| model.served.may_train_at()).min()
     }
 
     /// Tells the metrics what may have changed.

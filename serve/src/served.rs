@@ -1,7 +1,7 @@
 //! [`Served`]: what the engine asks of a model on a device.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meganeura_ir::{DType, SampleAxis, Shape, Tensor};
 use serde::Serialize;
@@ -103,6 +103,11 @@ pub trait Served {
     /// Whether a piece of training may run now, where requests wait or not: the operator's share decides.
     fn may_train(&self, requests_wait: bool) -> bool {
         !requests_wait
+    }
+
+    /// When the job in progress may go on, if no request comes before; absent where it waits for something else.
+    fn may_train_at(&self) -> Option<Instant> {
+        None
     }
 
     /// Runs a piece of the job that was begun: at most one step.

@@ -187,7 +187,12 @@ impl Live {
 
     /// Whether a training request is in progress and may go on now, by the share of training. `waiting` says whether requests wait.
     pub fn may_advance(&self, waiting: bool) -> bool {
-        self.job.is_some() && self.share.allows(waiting)
+        self.job.is_some() && self.share.allows(waiting, Instant::now())
+    }
+
+    /// When a training request in progress may go on, if no request for inference comes before.
+    pub fn may_advance_at(&self) -> Option<Instant> {
+        self.job.is_some().then(|| self.share.resumes_at(Instant::now()))
     }
 
     /// The losses of the training request in progress, so far.
@@ -204,7 +209,7 @@ impl Live {
         let Some(mut job) = self.job.take() else { return Ok(None) };
         let started = Instant::now();
         let advanced = self.try_advance(&mut job);
-        self.share.trained(started.elapsed());
+        self.share.trained(started.elapsed(), Instant::now());
         match &advanced {
             Ok(None) => self.job = Some(job),
             Ok(Some(_)) => {}

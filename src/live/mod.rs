@@ -99,7 +99,7 @@ impl Default for LiveOptions {
 /// How a model is trained while it is served.
 #[derive(Clone, Debug)]
 pub struct LiveTraining {
-    /// The share of the time, of 0 to 1, that training gets while requests wait.
+    /// The share of the time, of 0 to 1, that training gets while there are requests. Without any for a while it gets all.
     pub share: f64,
     /// Which weights train: those with a matching name. All that train by default where this is empty.
     pub train: Vec<Pattern>,
@@ -318,7 +318,6 @@ impl Live {
     /// An input is missing, unknown or does not fit; the device fails or has no memory left ([`Error::device`]). After a failure the next
     /// call opens the device again, with the weights of the same version.
     pub fn infer(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Answer, Error> {
-        let started = Instant::now();
         let sized = inputs.iter().filter(|(name, _)| *name != RANDOM_KEY);
         let shapes: InputShapes = sized.map(|(name, tensor)| ((*name).to_string(), tensor.shape().to_vec())).collect();
         let answer = match self.try_infer(&shapes, inputs) {
@@ -329,7 +328,7 @@ impl Live {
             }
             result => result,
         };
-        self.share.inferred(started.elapsed());
+        self.share.inferred(Instant::now());
         self.settled(answer)
     }
 

@@ -1,44 +1,56 @@
-//! Which part of the device's time training gets.
+//! Which part of the time training gets.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Lets training run between batches of inference, so that it takes a given share of the time while requests wait, and all of it otherwise.
-///
-/// Training runs in pieces, a step or a batch of an evaluation each. After a piece, requests that wait come first until they have had
-/// their share; so between two batches of inference there is at most one piece, whatever the share.
+/// How long there is no request before training may use all of the time. Clients that send one request after another are never away so long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// Lets training run between batches of inference, in pieces: a step, or a batch of an evaluation. After a piece training pauses, so
+/// that it has its share of the time, until there is no request for a while. So while requests wait at most one piece comes before them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     share: f64,
-    /// Time that inference is still owed, in seconds of training.
-    debt: f64,
+    /// The end of the pause, where there is one.
+    resume: Option<Instant>,
+    inferred: Option<Instant>,
 }
 
 impl Share {
-    /// `share` is of 0 to 1. At 0 training waits for a moment without requests, at 1 a piece runs after every batch.
+    /// `share` is of 0 to 1. At 0 training waits for quiet, at 1 it never pauses.
     pub fn new(share: f64) -> Self {
-        Share { share, debt: 0.0 }
+        Share { share, resume: None, inferred: None }
     }
 
-    /// Inference took `time`.
-    pub fn inferred(&mut self, time: Duration) {
-        if self.share < 1.0 {
-            self.debt = (self.debt - time.as_secs_f64() * self.share / (1.0 - self.share)).max(0.0);
+    /// A batch of inference ended at `now`.
+    pub fn inferred(&mut self, now: Instant) {
+        self.inferred = Some(now);
+    }
+
+    /// A piece of training that took `time` ended at `now`.
+    pub fn trained(&mut self, time: Duration, now: Instant) {
+        let pause = time.as_secs_f64() * (1.0 - self.share) / self.share;
+        // At a share of 0, or of almost nothing, only quiet ends the pause.
+        self.resume = Duration::try_from_secs_f64(pause).ok().and_then(|pause| now.checked_add(pause));
+    }
+
+    /// Whether training may go on at `now`, where requests wait or not.
+    pub fn allows(&self, waiting: bool, now: Instant) -> bool {
+        let quiet = !waiting && self.quiet_from().is_none_or(|from| now >= from);
+        quiet || self.share > 0.0 && self.resume.is_none_or(|resume| now >= resume)
+    }
+
+    /// When training may go on if no request comes.
+    pub fn resumes_at(&self, now: Instant) -> Instant {
+        let quiet = self.quiet_from().unwrap_or(now);
+        match self.resume {
+            Some(resume) if self.share > 0.0 => resume.min(quiet),
+            None if self.share > 0.0 => now,
+            _ => quiet,
         }
     }
 
-    /// A piece of training took `time`.
-    pub fn trained(&mut self, time: Duration) {
-        self.debt = time.as_secs_f64();
-    }
-
-    /// Whether training may go on, where requests wait or not.
-    pub fn allows(&self, waiting: bool) -> bool {
-        match self.share {
-            _ if !waiting => true,
-            share if share <= 0.0 => false,
-            share if share >= 1.0 => true,
-            _ => self.debt <= 0.0,
-        }
+    fn quiet_from(&self) -> Option<Instant> {
+        self.inferred.map(|inferred| inferred + QUIET)
     }
 }
 
@@ -46,40 +58,62 @@ impl Share {
 mod tests {
     use super::*;
 
-    /// The share of training at saturation, where batches take `inference` and pieces take `piece` milliseconds.
-    fn measured(share: f64, inference: u64, piece: u64) -> f64 {
-        let (mut at, mut training, mut total) = (Share::new(share), 0, 0);
-        for _ in 0..10_000 {
-            at.inferred(Duration::from_millis(inference));
-            total += inference;
-            if at.allows(true) {
-                at.trained(Duration::from_millis(piece));
-                training += piece;
-                total += piece;
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// The share of training where a batch takes `inference`, a piece `piece`, and clients are away for `away` after each batch.
+    fn measured(share: f64, inference: Duration, piece: Duration, away: Duration) -> f64 {
+        let start = Instant::now();
+        let (mut at, mut now, mut training) = (Share::new(share), start, Duration::ZERO);
+        for _ in 0..5_000 {
+            now += inference;
+            at.inferred(now);
+            let back = now + away;
+            loop {
+                let waiting = now >= back;
+                if at.allows(waiting, now) {
+                    now += piece;
+                    training += piece;
+                    at.trained(piece, now);
+                }
+                if now >= back {
+                    break;
+                }
+                now = now.max(at.resumes_at(now).min(back));
             }
         }
-        training as f64 / total as f64
+        training.as_secs_f64() / (now - start).as_secs_f64()
     }
 
     #[test]
-    fn training_gets_its_share_while_requests_wait() {
+    fn training_has_its_share_whether_requests_wait_or_come_one_after_another() {
         for share in [0.1, 0.5, 0.8] {
-            let found = measured(share, 1, 40);
-            assert!((found - share).abs() < 0.02, "{share}: {found}");
+            for away in [ms(0), ms(1)] {
+                let found = measured(share, ms(1), ms(40), away);
+                assert!((found - share).abs() < 0.03, "{share} {away:?}: {found}");
+            }
         }
-        assert_eq!(measured(0.0, 1, 40), 0.0);
+        assert_eq!(measured(0.0, ms(1), ms(40), ms(1)), 0.0);
     }
 
     #[test]
-    fn between_two_batches_there_is_one_piece_at_most() {
-        assert!((measured(1.0, 3, 1) - 0.25).abs() < 1e-3);
-        assert!((measured(0.5, 30, 1) - 1.0 / 31.0).abs() < 1e-3);
+    fn at_saturation_there_is_one_piece_between_two_batches_at_most() {
+        assert!((measured(1.0, ms(3), ms(1), ms(0)) - 0.25).abs() < 1e-3);
+        assert!((measured(0.5, ms(30), ms(1), ms(0)) - 1.0 / 31.0).abs() < 1e-3);
     }
 
     #[test]
-    fn without_requests_training_always_goes_on() {
-        let mut share = Share::new(0.0);
-        share.trained(Duration::from_secs(1));
-        assert!(share.allows(false) && !share.allows(true));
+    fn in_quiet_training_does_not_pause() {
+        let start = Instant::now();
+        for share in [0.0, 0.5] {
+            let mut at = Share::new(share);
+            assert!(at.allows(false, start));
+            at.inferred(start);
+            at.trained(Duration::from_secs(9), start);
+            assert!(!at.allows(false, start + ms(99)) && at.allows(false, start + ms(100)));
+            assert!(!at.allows(true, start + ms(100)));
+            assert_eq!(at.resumes_at(start), start + ms(100));
+        }
     }
 }

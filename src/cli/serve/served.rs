@@ -1,6 +1,7 @@
 //! [`LiveModel`]: a live model as the engine of the server takes it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use meganeura::ir::SampleDependence;
 use meganeura::live::{DeviceSource, InputShapes, Live, LiveError, Outcome, TrainReport, TrainRequest};
@@ -167,6 +168,10 @@ impl Served for LiveModel {
 
     fn may_train(&self, requests_wait: bool) -> bool {
         self.waiting.is_some() || self.live.may_advance(requests_wait)
+    }
+
+    fn may_train_at(&self) -> Option<Instant> {
+        self.live.may_advance_at()
     }
 
     fn train(&mut self, wake: &Wake) -> Result<Progress, Refusal> {
