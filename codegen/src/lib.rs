@@ -7,6 +7,7 @@ mod eval;
 mod fuse;
 mod index;
 mod kernels;
+mod listing;
 mod liveness;
 mod order;
 mod pack;

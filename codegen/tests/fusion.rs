@@ -1,6 +1,9 @@
 //! What fuses, what is planned, and the text of one kernel per family.
 
-use meganeura_codegen::program::{Access, Region, Space};
+mod common;
+
+use common::check;
+use meganeura_codegen::program::{Access, Space};
 use meganeura_codegen::{CompileError, CompileOptions, DeviceProfile, Program, compile};
 use meganeura_ir::{
     BinaryOp, CompareOp, Composite, ConvDims, DType, DotDims, Graph, GraphError, NodeId, Op, ParameterId, ParameterInfo,
@@ -23,35 +26,6 @@ fn compiled(graph: &Graph, profile: &DeviceProfile) -> Program {
         compile(&verified, profile, &CompileOptions { saturate: None, memory_limit: None }).expect("the graph compiles").program;
     check(&program, profile);
     program
-}
-
-/// Invariants of every program: limits, alignment, no aliasing with a write, and barriers between all conflicting dispatches.
-fn check(program: &Program, profile: &DeviceProfile) {
-    let mut since_barrier: Vec<(Region, Access)> = Vec::new();
-    for d in &program.dispatches {
-        let kernel = &program.kernels[d.kernel];
-        assert_eq!(d.regions.len(), kernel.access.len());
-        assert!(d.regions.len() <= profile.max_storage_bindings as usize);
-        let own: Vec<(Region, Access)> = d.regions.iter().copied().zip(kernel.access.iter().copied()).collect();
-        for (i, (r, mode)) in own.iter().enumerate() {
-            assert_eq!(r.offset % meganeura_codegen::program::ALIGNMENT, 0);
-            assert!(r.offset + r.size <= program.memory.space(r.space)[r.buffer as usize], "{r:?} is inside its buffer");
-            for (other, other_mode) in &own[..i] {
-                let written = *mode == Access::ReadWrite || *other_mode == Access::ReadWrite;
-                assert!(!(written && r.overlaps(other)), "two bindings of one kernel alias a write");
-            }
-        }
-        if d.barrier {
-            since_barrier.clear();
-        }
-        for (r, mode) in &own {
-            for (other, other_mode) in &since_barrier {
-                let written = *mode == Access::ReadWrite || *other_mode == Access::ReadWrite;
-                assert!(!(written && r.overlaps(other)), "a hazard without a barrier");
-            }
-        }
-        since_barrier.extend(own);
-    }
 }
 
 fn parameter(g: &mut Graph, name: &str, shape: &[usize]) -> Result<NodeId, GraphError> {
