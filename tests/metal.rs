@@ -28,7 +28,7 @@ fn translate(kernel: &Kernel) -> Result<String, String> {
     if buffers > BUFFERS {
         return Err(format!("{buffers} buffers"));
     }
-    let invocations: u32 = module.entry_points.iter().map(|e| e.workgroup_size.iter().product()).sum();
+    let invocations: u32 = module.entry_points.iter().map(|e| e.workgroup_size.iter().product::<u32>()).sum();
     if invocations > INVOCATIONS {
         return Err(format!("workgroups of {invocations}"));
     }

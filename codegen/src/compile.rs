@@ -255,7 +255,7 @@ fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &Device
     }
     validate(&label, &wgsl)?;
     let access = kernel.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
-    let wgsl = format!("// {}\n{wgsl}", label.replace(PARTS, "\n// |"));
+    let wgsl = format!("// {}\n\n{wgsl}", label.replace(PARTS, "\n// |"));
     Ok(Kernel { label, wgsl, workgroup_size, access })
 }
 

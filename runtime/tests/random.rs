@@ -55,11 +55,10 @@ proptest! {
             let found = run(&graph, &inputs, &weight, &profile, saturate);
             prop_assert_eq!(found.len(), expected.len());
             for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                // Elements that cancel are judged by the size of the others, and of the terms that they come from.
-                let found = found.to_f64_vec();
-                let size = 1e-3 * (expected.len() as f64).sqrt();
+                // Sums of as many positive as negative numbers are judged by the size of their terms.
                 let norm = expected.iter().map(|v| v * v).sum::<f64>().sqrt();
-                let error = if norm < size { relative_l2(&found, expected) * norm / size } else { relative_l2(&found, expected) };
+                let size = norm.max((expected.len() as f64).sqrt());
+                let error = if norm > 0.0 { relative_l2(&found.to_f64_vec(), expected) * norm / size } else { relative_l2(&found.to_f64_vec(), expected) };
                 prop_assert!(error <= TOLERANCE, "result {} is off by {:e}, saturated: {}\n{}", index, error, saturate.is_some(), graph);
             }
         }
