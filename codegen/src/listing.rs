@@ -76,7 +76,8 @@ impl fmt::Display for Program {
         for (index, kernel) in self.kernels.iter().enumerate() {
             let uses = self.dispatches.iter().filter(|d| d.kernel == index).count();
             let invocations: u32 = kernel.workgroup_size.iter().product();
-            writeln!(f, "kernel {index}: {uses} dispatches, workgroups of {invocations}")?;
+            let plural = if uses == 1 { "dispatch" } else { "dispatches" };
+            writeln!(f, "kernel {index}: {uses} {plural}, workgroups of {invocations}")?;
             kernel.label.split(" | ").try_for_each(|part| writeln!(f, "    {part}"))?;
         }
         let values = Values::of(self);
@@ -112,7 +113,7 @@ impl Program {
     }
 }
 
-/// `kernel 3, 12 x 4 workgroups`
+/// `kernel 3, workgroups 12 x 4`
 fn grid(dispatch: &Dispatch) -> String {
     let [x, y, z] = dispatch.workgroups;
     let sizes = match (y, z) {
@@ -120,5 +121,5 @@ fn grid(dispatch: &Dispatch) -> String {
         (_, 1) => format!("{x} x {y}"),
         _ => format!("{x} x {y} x {z}"),
     };
-    format!("kernel {}, {sizes} workgroups", dispatch.kernel)
+    format!("kernel {}, workgroups {sizes}", dispatch.kernel)
 }

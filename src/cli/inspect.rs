@@ -14,6 +14,7 @@ use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all}
 /// Show a model: what is in it, its graph, its plan, or a kernel
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  meganeura inspect model.onnx --dim batch=1 --plan")]
+#[command(mut_arg("output", |output| output.long("loss-output")))]
 pub struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
