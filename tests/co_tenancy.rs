@@ -35,7 +35,8 @@ fn frames_and_sessions_are_as_if_each_were_alone() {
     let model = Model::open(fixture("digits-cnn.onnx")).expect("the model");
 
     let mut alone = Tenants::new(&device, &model, 5).expect("sessions");
-    let results: Vec<_> = (0..FRAMES).map(|_| (alone.inference.run().expect("infers"), alone.training.run().expect("trains"))).collect();
+    let results: Vec<_> =
+        (0..FRAMES).map(|_| (alone.inference.run().expect("infers"), alone.training.run().expect("trains"))).collect();
     assert_ne!(results[0].0, results[1].0, "training changes what inference sees");
     let after = state(&mut alone.training.session);
 

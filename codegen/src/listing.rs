@@ -26,7 +26,8 @@ impl Values {
     fn of(program: &Program) -> Self {
         let inputs = program.inputs.iter().chain(&program.outputs).map(|binding| (binding.name.clone(), binding.region));
         let parameters = program.parameters.iter().map(|binding| (binding.name.clone(), binding.region));
-        let constants = program.constants.iter().enumerate().map(|(i, constant)| (format!("constant {i}"), Some(constant.region)));
+        let constants =
+            program.constants.iter().enumerate().map(|(i, constant)| (format!("constant {i}"), Some(constant.region)));
         let placed = parameters.chain(inputs).chain(constants);
         let named = placed.filter_map(|(name, region)| Some(Value { name, region: region?, written: None, read: None }));
         let mut values = Values { all: named.collect(), uses: Vec::new() };

@@ -83,11 +83,7 @@ fn fits(groups: &[Group], kinds: &[Kind], members: &[usize], profile: &DevicePro
 }
 
 /// Levels with the groups of their launches, in execution order.
-fn join(
-    level: &[usize],
-    fits: impl Fn(&[usize]) -> bool,
-    suits: impl Fn(usize, usize) -> bool,
-) -> Vec<(usize, Vec<usize>)> {
+fn join(level: &[usize], fits: impl Fn(&[usize]) -> bool, suits: impl Fn(usize, usize) -> bool) -> Vec<(usize, Vec<usize>)> {
     let mut levels: BTreeMap<usize, Vec<Vec<usize>>> = BTreeMap::new();
     for (g, &at) in level.iter().enumerate() {
         let launches = levels.entry(at).or_default();

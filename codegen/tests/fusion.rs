@@ -6,7 +6,8 @@ use common::{built, compiled, f32s, gelu, linear_relu, matmul, momentum_step, pa
 use meganeura_codegen::program::{Access, Space};
 use meganeura_codegen::{CompileError, CompileOptions, DeviceProfile, compile};
 use meganeura_ir::{
-    BinaryOp, CompareOp, Composite, ConvDims, DType, DotDims, Op, ParameterId, Real, ReduceOp, TensorType, UnaryOp, random_key_type,
+    BinaryOp, CompareOp, Composite, ConvDims, DType, DotDims, Op, ParameterId, Real, ReduceOp, TensorType, UnaryOp,
+    random_key_type,
 };
 
 #[test]

@@ -4,9 +4,7 @@ mod common;
 
 use common::{built, compiled, f32s, gelu, linear_relu, matmul, momentum_step, parameter, softmax};
 use meganeura_codegen::DeviceProfile;
-use meganeura_ir::{
-    BinaryOp, ConvDims, DType, Graph, NodeId, Op, ReduceOp, ScatterOp, TensorType, UnaryOp,
-};
+use meganeura_ir::{BinaryOp, ConvDims, DType, Graph, NodeId, Op, ReduceOp, ScatterOp, TensorType, UnaryOp};
 
 /// `x @ w` of sizes `m x k` and `k x n`.
 fn product([m, n, k]: [usize; 3]) -> Graph {
@@ -84,7 +82,6 @@ fn joined_maps() -> Graph {
         g.output("max", halves)
     })
 }
-
 
 /// A pointwise chain with a constant that is not finite and one that is negative, and every kind of operator next to each other.
 fn precedence() -> Graph {

@@ -128,7 +128,9 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
         return Schedule::Lanes { across: LANES_WORKGROUP / lanes, lanes };
     }
     if k >= SHORT_SUM && m > THIN && n > THIN {
-        let fitting = TILINGS.iter().filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_SUMS);
+        let fitting = TILINGS
+            .iter()
+            .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_SUMS);
         if let Some(best) = fitting.min_by_key(|tiling| tiling.cycles(sizes, profile)) {
             return Schedule::Tiled(*best);
         }
@@ -181,12 +183,7 @@ struct Staged {
 }
 
 /// Emits the kernel; returns the workgroup size and the grid.
-pub fn contract<'g>(
-    kernel: &mut KernelEmitter<'g>,
-    sums: &'g [Sum],
-    place: &Place,
-    profile: &DeviceProfile,
-) -> (u32, [u32; 3]) {
+pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
     let dot = sums[0].terms[0];
     let shape = contract_shape(kernel.graph, dot);
     let schedule = schedule(kernel.graph, sums, profile);

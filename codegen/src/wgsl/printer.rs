@@ -452,7 +452,8 @@ impl<'a> Printer<'a> {
             Xor => (Binds::Xor, "^"),
             Max | Min | Pow => (Binds::Primary, ""),
         };
-        let (left, right) = if symbol.is_empty() || helper.is_some() { (Binds::Compare, Binds::Compare) } else { operand_levels(binds) };
+        let (left, right) =
+            if symbol.is_empty() || helper.is_some() { (Binds::Compare, Binds::Compare) } else { operand_levels(binds) };
         let a = if literal_divisor { self.late_operand(a, left) } else { self.infix_left(a, binds, left) };
         let b = self.operand(b, right);
         match helper {

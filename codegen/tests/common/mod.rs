@@ -39,7 +39,10 @@ pub fn check(program: &Program, profile: &DeviceProfile) {
             match mode {
                 Access::Read if matches!(r.space, Space::Scratch | Space::Outputs) => {
                     let last = written.iter().rfind(|w| w.overlaps(r));
-                    assert!(last.is_some_and(|w| w.offset <= r.offset && r.offset + r.size <= w.offset + w.size), "{r:?} is not written");
+                    assert!(
+                        last.is_some_and(|w| w.offset <= r.offset && r.offset + r.size <= w.offset + w.size),
+                        "{r:?} is not written"
+                    );
                 }
                 Access::Read => {}
                 Access::ReadWrite => assert!(!matches!(r.space, Space::Inputs | Space::Constants), "{r:?} is written"),

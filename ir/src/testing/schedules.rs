@@ -132,9 +132,13 @@ pub fn random_graph(sizes: [usize; 2], choices: &[[u8; 4]]) -> Graph {
         pool.push(parameter);
         for choice in choices {
             let node = grow(&mut g, &pool, *choice)?;
-            // Products of products leave the range of f32.
+            // Products of products of products leave the range of f32.
             if g.ty(node).shape.numel() <= 4000 && g.ty(node).dtype == DType::F32 {
-                let node = if matches!(g.node(node).op, Op::Dot(_)) { g.unary(UnaryOp::Tanh, node)? } else { node };
+                let node = if matches!(g.node(node).op, Op::Dot(_) | Op::Binary(BinaryOp::Mul)) {
+                    g.unary(UnaryOp::Tanh, node)?
+                } else {
+                    node
+                };
                 pool.push(node);
             }
         }
@@ -163,9 +167,9 @@ fn grow(g: &mut Graph, pool: &[NodeId], choice: [u8; 4]) -> Result<NodeId, Graph
     let reversed: Vec<usize> = shape.iter().rev().copied().collect();
     const FUNCTIONS: [UnaryOp; 6] =
         [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Sin, UnaryOp::Softplus];
-    const ARITHMETIC: [BinaryOp; 4] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Max, BinaryOp::Min];
+    const ARITHMETIC: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
     const REDUCTIONS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Max];
-    match kind % 13 {
+    match kind % 16 {
         0 => g.transpose(x, &rotated),
         1 => g.reshape(x, reversed),
         2 if rank < 4 => {
@@ -184,6 +188,18 @@ fn grow(g: &mut Graph, pool: &[NodeId], choice: [u8; 4]) -> Result<NodeId, Graph
             g.push(Op::Slice([first].into_iter().chain(shape[1..].iter().map(|&size| whole(size))).collect()), &[x])
         }
         7 if rank > 0 && g.ty(y).shape == g.ty(x).shape => g.push(Op::Concat { axis: attribute % rank }, &[x, y]),
+        13 => g.reshape(x, [shape.iter().product::<usize>()]),
+        14 if rank < 4 => g.reshape(x, shape.into_iter().chain([1]).collect::<Vec<_>>()),
+        15 if rank > 1 => {
+            let (batch, contract) = (attribute % rank, (attribute + 1) % rank);
+            let dims = DotDims {
+                lhs_batch: vec![batch],
+                rhs_batch: vec![batch],
+                lhs_contract: vec![contract],
+                rhs_contract: vec![contract],
+            };
+            g.push(Op::Dot(dims), &[x, x])
+        }
         8 => g.scale(x, [0.5, -1.0, 0.0, 1.0][attribute % 4]),
         9 if rank > 0 && g.ty(y).shape.rank() > 0 => {
             let (lhs, rhs) = (attribute % rank, attribute / 2 % g.ty(y).shape.rank());
