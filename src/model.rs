@@ -5,16 +5,17 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meganeura_codegen::Program;
 use meganeura_import::{
     ArtifactError, Bindings, Copies, Dim, Head, ImportError, ImportOptions, ModelInput, ModelOutput, ModelParameter, RANDOM_KEY,
     Specialized, Warning,
 };
 use meganeura_ir::{Graph, Tensor, TensorType, random_key};
-use meganeura_runtime::{Device, atomic_write};
+use meganeura_runtime::{Device, ParameterStore, atomic_write};
 
 use crate::error::Error;
 use crate::lora::{Adaptation, Adapter};
-use crate::predictor::Predictor;
+use crate::predictor::{Predictor, place_weights};
 
 /// A model: the structure that was imported, and today's weights on the host.
 ///
@@ -248,6 +249,14 @@ impl Model {
     /// As [`Model::specialize`]; the device cannot hold or run the model.
     pub fn predictor(&self, device: &Arc<Device>, bindings: &Bindings) -> Result<Predictor, Error> {
         Predictor::new(self, device, self.specialize(bindings)?.graph)
+    }
+
+    /// A store on a device with today's weights, for sessions of programs of this model: all of them share it. `program` is any of them.
+    ///
+    /// # Errors
+    /// The device cannot hold the weights, or the file is damaged.
+    pub fn place(&self, device: &Arc<Device>, program: &Program) -> Result<Arc<ParameterStore>, Error> {
+        place_weights(self, &[], device, program)
     }
 
     /// Runs the model once: inputs by name, results under the names of the outputs. Small inputs whose values decide shapes become

@@ -264,13 +264,16 @@ fn split_concats(graph: &Graph, limit: usize) -> Result<Graph, GraphError> {
     })
 }
 
+/// Stands between the labels of the parts of a kernel.
+const PARTS: &str = " |";
+
 /// The ops of a launch, for people.
 fn label(graph: &Graph, launch: &Launch) -> String {
     const MAX: usize = 80;
     let mut label = String::new();
     for (i, group) in launch.groups.iter().enumerate() {
         if i > 0 {
-            label.push_str(" |");
+            label.push_str(PARTS);
         }
         for &node in &group.nodes {
             let op = &graph.node(node).op;
@@ -311,6 +314,7 @@ fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &Device
     }
     validate(&label, &wgsl)?;
     let access = kernel.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
+    let wgsl = format!("// {}\n\n{wgsl}", label.replace(PARTS, "\n// |"));
     Ok(Kernel { label, wgsl, workgroup_size, access })
 }
 

@@ -9,6 +9,7 @@ mod frugal;
 mod fuse;
 mod index;
 mod kernels;
+mod listing;
 mod liveness;
 mod order;
 mod pack;

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use meganeura_ir::{Graph, NodeId, Op, ParameterId};
+use meganeura_ir::{Graph, NodeId, Op, ParameterId, Update};
 
 use crate::fuse::{Domain, Group};
 use crate::kernels::Workgroup;
+use crate::plan::overwrites;
 use crate::profile::DeviceProfile;
 
 /// Groups that one dispatch runs.
@@ -28,9 +29,10 @@ const MAX_DELAY: usize = 12;
 pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<Launch> {
     let edges = edges(graph, &groups);
     let mut level = edges.levels();
-    let kinds: Vec<Kind> = groups.iter().map(|group| Kind::new(graph, group, profile)).collect();
+    let kind = |g: usize| Kind { replaced: replaced(graph, &groups, &edges, g), ..Kind::new(graph, &groups[g], profile) };
+    let kinds: Vec<Kind> = (0..groups.len()).map(kind).collect();
     edges.start_late(&mut level);
-    let fits = |members: &[usize]| fits(graph, &groups, &kinds, members, profile);
+    let fits = |members: &[usize]| fits(&groups, &kinds, members, profile);
     edges.join_late(&mut level, &kinds, fits);
     let last = |g: usize| edges.after[g].is_empty();
     let joined = join(&level, fits, |a, b| kinds[a].suits(&kinds[b]) || last(a) && last(b) && kinds[a].resembles(&kinds[b]));
@@ -48,6 +50,8 @@ struct Kind {
     workgroup: Workgroup,
     /// What the group reads that has more than one element.
     shared: BTreeSet<NodeId>,
+    /// Buffers that it saves by overwriting parameters in place.
+    replaced: usize,
 }
 
 impl Kind {
@@ -59,7 +63,7 @@ impl Kind {
             Domain::Attention => 3,
         };
         let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
-        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared }
+        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared, replaced: 0 }
     }
 
     fn resembles(&self, other: &Kind) -> bool {
@@ -72,11 +76,11 @@ impl Kind {
 }
 
 /// Whether one kernel can hold these groups.
-fn fits(graph: &Graph, groups: &[Group], kinds: &[Kind], members: &[usize], profile: &DeviceProfile) -> bool {
+fn fits(groups: &[Group], kinds: &[Kind], members: &[usize], profile: &DeviceProfile) -> bool {
     let workgroups: Vec<Workgroup> = members.iter().map(|&m| kinds[m].workgroup).collect();
     members.len() <= MAX_GROUPS
         && Workgroup::shared_bytes(&workgroups) <= profile.max_workgroup_bytes as usize
-        && bindings(graph, &members.iter().map(|&m| &groups[m]).collect::<Vec<_>>()) <= profile.max_storage_bindings as usize
+        && bindings(groups, kinds, members) <= profile.max_storage_bindings as usize
 }
 
 /// Levels with the groups of their launches, in execution order.
@@ -95,17 +99,31 @@ fn join(level: &[usize], fits: impl Fn(&[usize]) -> bool, suits: impl Fn(usize, 
     levels.into_iter().flat_map(|(level, launches)| launches.into_iter().map(move |members| (level, members))).collect()
 }
 
-/// Buffers that a kernel of these groups binds, if every update that can be in place is.
-fn bindings(graph: &Graph, groups: &[&Group]) -> usize {
-    let reads: BTreeSet<NodeId> = groups.iter().flat_map(|group| &group.reads).copied().collect();
-    let stored: usize = groups.iter().map(|group| group.stored.len()).sum();
-    let in_place = |group: &&Group| {
-        let updated = graph.updates().iter().filter(|u| group.stored.iter().any(|s| s.node == u.node));
-        let replaced: BTreeSet<ParameterId> = updated.map(|u| u.parameter).collect();
-        let elementwise = group.elementwise.iter();
-        elementwise.filter(|n| matches!(graph.node(**n).op, Op::Parameter(p) if replaced.contains(&p))).count()
+/// Buffers that a kernel of these groups binds.
+fn bindings(groups: &[Group], kinds: &[Kind], members: &[usize]) -> usize {
+    let reads: BTreeSet<NodeId> = members.iter().flat_map(|&m| &groups[m].reads).copied().collect();
+    let stored: usize = members.iter().map(|&m| groups[m].stored.len()).sum();
+    reads.len() + stored - members.iter().map(|&m| kinds[m].replaced).sum::<usize>()
+}
+
+/// How many parameters a group reads that it is sure to overwrite in place, see [`layout`](crate::plan::layout).
+fn replaced(graph: &Graph, groups: &[Group], edges: &Edges, group: usize) -> usize {
+    let is_output = |node: NodeId| graph.outputs().iter().any(|output| output.node == node);
+    let once = |node: NodeId| graph.updates().iter().filter(|update| update.node == node).count() == 1;
+    let own = &groups[group];
+    let in_place = |update: &&Update| {
+        let parameter = own.elementwise.iter().find(|n| graph.node(**n).op == Op::Parameter(update.parameter));
+        parameter.is_some_and(|&parameter| {
+            let reads_later = |g: usize| g != group && groups[g].reads.contains(&parameter) && edges.reaches(group, g);
+            own.stored.iter().any(|s| s.node == update.node)
+                && !is_output(parameter)
+                && !is_output(update.node)
+                && once(update.node)
+                && overwrites(graph, own, update.node, parameter)
+                && !(0..groups.len()).any(reads_later)
+        })
     };
-    reads.len() + stored - groups.iter().map(in_place).sum::<usize>()
+    graph.updates().iter().filter(in_place).count()
 }
 
 /// What must wait for what.

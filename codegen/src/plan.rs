@@ -134,6 +134,9 @@ pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Re
     for u in graph.updates() {
         let Some(region) = parameters[u.parameter.0 as usize].region else { continue };
         let parameter = live.get(&Op::Parameter(u.parameter)).copied();
+        if parameter == Some(u.node) {
+            continue;
+        }
         let writes = |group: &Group| group.stored.iter().any(|s| s.node == u.node);
         let writer = launches.iter().enumerate().find_map(|(w, launch)| Some((w, launch.groups.iter().find(|g| writes(g))?)));
         let safe = writer.is_some_and(|(w, group)| {
@@ -174,7 +177,7 @@ pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Re
 }
 
 /// Whether the group reads `parameter` only at the element of `node` that it is about to write.
-fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> bool {
+pub fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> bool {
     let same_size = graph.ty(node).shape.numel() == graph.ty(group.root).shape.numel();
     let stored_in_order = group.stored.iter().any(|s| {
         s.node == node

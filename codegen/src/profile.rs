@@ -41,6 +41,17 @@ impl DeviceProfile {
         }
     }
 
+    /// Apple silicon behind Metal. Of the 31 buffers of a kernel one holds the sizes of the others.
+    pub fn apple() -> Self {
+        DeviceProfile {
+            max_storage_bindings: 30,
+            max_workgroup_bytes: 32 << 10,
+            max_workgroup_invocations: 1024,
+            compute_units: 16,
+            ..Self::generic()
+        }
+    }
+
     /// Software Vulkan (lavapipe).
     pub fn software() -> Self {
         DeviceProfile { kind: DeviceKind::Software, max_loop_iterations: 65535, ..Self::generic() }

@@ -8,6 +8,9 @@ mod movement;
 mod pointwise;
 mod random;
 mod reduction;
+mod schedules;
+
+pub use schedules::{contraction_graphs, random_graph};
 
 use crate::{DType, DTypeClass, Graph, GraphError, NodeId, Shape, Tensor, TensorType};
 

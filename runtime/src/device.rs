@@ -148,7 +148,8 @@ impl Device {
         Self::checked(Arc::new(context), info)
     }
 
-    /// Shares the context of a host that owns the device, and runs the [self-test](self_test) on it.
+    /// Shares the context of a host that owns the device, and runs the [self-test](self_test) on it. The host goes on using the context, and
+    /// records sessions into its own encoders with [`Session::record`](crate::Session::record).
     pub fn with_context(context: Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         let wanted = context.device_information();
         let adapters = Self::list()?;

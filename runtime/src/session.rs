@@ -365,6 +365,9 @@ impl Session {
     /// barrier against earlier passes is included; an encoder with manual barriers needs one before the host reads results.
     /// Inputs come from [`Session::write_inputs`] or from passes that write [`Session::input_buffer`]. The host waits for its
     /// submissions before it drops the session.
+    ///
+    /// Runs of several sessions may alternate unless one updates parameters that another reads: then the step of the one ends before that
+    /// of the other begins.
     pub fn record(&mut self, encoder: &mut CommandEncoder, chunk: Range<usize>) -> Result<(), SessionError> {
         let total = self.dispatches.len();
         let dispatches = self.dispatches.get(chunk.clone()).ok_or(SessionError::Chunk { range: chunk, total })?;

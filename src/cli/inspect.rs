@@ -1,10 +1,9 @@
 //! `meganeura inspect`: each stage of a model, for people.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use meganeura::codegen::program::{Program, Region};
+use meganeura::codegen::program::Program;
 use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile, compile};
 use meganeura::{Dataset, Error, Model, WorkPhase};
 use serde_json::{Map, Value, json};
@@ -15,8 +14,8 @@ use super::{DeviceArgs, Failure, ModelArgs, import, print, print_json, warn_all}
 
 /// Show a model: what is in it, its graph, its plan, or a kernel
 #[derive(Debug, Args)]
-#[command(mut_arg("output", |output| output.long("loss-output")))]
 #[command(after_help = "Example:\n  meganeura inspect model.onnx --dim batch=1 --plan")]
+#[command(mut_arg("output", |output| output.long("loss-output")))]
 pub struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -57,6 +56,8 @@ enum Kind {
     Generic,
     /// A CPU behind Vulkan
     Software,
+    /// Apple silicon behind Metal
+    Apple,
 }
 
 impl Kind {
@@ -64,6 +65,7 @@ impl Kind {
         match self {
             Kind::Generic => DeviceProfile::generic(),
             Kind::Software => DeviceProfile::software(),
+            Kind::Apple => DeviceProfile::apple(),
         }
     }
 }
@@ -106,7 +108,10 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     match &view.wgsl {
         Some(kernel) => print(&shader(&compiled(args, &model)?.program, kernel)?),
         None if view.plan && args.json => print_json(&costs(&compiled(args, &model)?.report)),
-        None if view.plan => print(&plan(&compiled(args, &model)?)),
+        None if view.plan => {
+            let Compiled { program, report } = compiled(args, &model)?;
+            print(&format!("{report}\n{program}"))
+        }
         None => import::report(&model, args.json),
     }
 }
@@ -146,34 +151,10 @@ fn costs(report: &CompileReport) -> Value {
     })
 }
 
-/// What the compiler did, then every dispatch in order.
-fn plan(compiled: &Compiled) -> String {
-    let Compiled { program, report } = compiled;
-    let mut out = format!("{report}\n");
-    for (index, kernel) in program.kernels.iter().enumerate() {
-        let uses = program.dispatches.iter().filter(|d| d.kernel == index).count();
-        let _ = writeln!(out, "kernel {index}  {}  workgroup {:?}  {uses} dispatches", kernel.label, kernel.workgroup_size);
-    }
-    out.push('\n');
-    for (index, dispatch) in program.dispatches.iter().enumerate() {
-        if dispatch.barrier {
-            out.push_str("-- barrier\n");
-        }
-        let regions: Vec<String> = dispatch.regions.iter().map(place).collect();
-        let _ = writeln!(out, "{index}  kernel {}  workgroups {:?}  {}", dispatch.kernel, dispatch.workgroups, regions.join(" "));
-    }
-    out
-}
-
-/// `scratch.0+256:1024`: space and buffer, offset and size in bytes.
-fn place(region: &Region) -> String {
-    format!("{}.{}+{}:{}", region.space.name(), region.buffer, region.offset, region.size)
-}
-
 fn shader(program: &Program, wanted: &str) -> Result<String, Failure> {
     let by_number = wanted.parse::<usize>().ok().and_then(|index| program.kernels.get(index));
     let found = by_number.or_else(|| program.kernels.iter().find(|kernel| kernel.label.contains(wanted)));
-    found.map(|kernel| format!("// {}\n{}\n", kernel.label, kernel.wgsl)).ok_or_else(|| {
+    found.map(|kernel| kernel.wgsl.clone()).ok_or_else(|| {
         let labels: Vec<String> = program.kernels.iter().enumerate().map(|(i, k)| format!("  {i}  {}", k.label)).collect();
         Failure::input(format!("no kernel {wanted:?}; there are\n{}", labels.join("\n")))
     })

@@ -9,6 +9,14 @@ use crate::{
     ScatterOp, SliceDim, TensorType, UnaryOp, WindowDims,
 };
 
+impl Op {
+    /// What the name of the op and the type of its result leave open, as the text form prints it. The names of inputs and parameters are
+    /// not attributes.
+    pub fn attributes(&self) -> Vec<(&'static str, String)> {
+        attributes(self)
+    }
+}
+
 /// What the name of `op` and the type of its result leave open. The names of inputs and parameters are not attributes.
 pub(super) fn attributes(op: &Op) -> Vec<(&'static str, String)> {
     match op {

@@ -1,8 +1,8 @@
 //! Whole graphs through [`saturate`].
 
-use meganeura_ir::testing::sample_graphs;
+use meganeura_ir::testing::{random_graph, sample_graphs};
 use meganeura_ir::{
-    BinaryOp::*, Composite, DType, Graph, Node, NodeId, Op, ParameterInfo, ParameterRole, ReduceOp, TensorType, UnaryOp::*,
+    BinaryOp::*, Composite, DType, Graph, Node, Op, ParameterInfo, ParameterRole, ReduceOp, TensorType, UnaryOp::*,
 };
 use proptest::prelude::*;
 
@@ -218,60 +218,12 @@ fn a_graph_without_outputs_stays_as_it_is() {
     assert_eq!((report.cost_before, report.cost_after), (0, 0));
 }
 
-/// A node on top of `pool`, chosen by `choice`; types that do not fit give an existing node.
-fn grow(g: &mut Sketch, pool: &[NodeId], choice: [u8; 4]) -> NodeId {
-    let [kind, first, second, attribute] = choice.map(usize::from);
-    let x = pool[first % pool.len()];
-    let y = pool[second % pool.len()];
-    let shape = g.0.ty(x).shape.to_vec();
-    let rank = shape.len();
-    let rotated: Vec<usize> = (0..rank).map(|a| (a + attribute) % rank).collect();
-    let functions = [Neg, Exp, Abs, Tanh, Floor];
-    let op = match kind % 14 {
-        0 | 1 => Op::Transpose(rotated),
-        2 => Op::Reshape([shape.iter().product::<usize>()].into()),
-        3 => Op::Reshape(shape.iter().copied().chain([1]).collect()),
-        4 => Op::Broadcast { shape: [3].into_iter().chain(shape).collect(), axes: (1..=rank).collect() },
-        5 => Op::Unary(functions[attribute % functions.len()]),
-        6 => Op::Reduce { op: ReduceOp::ALL[attribute % 3], axes: (0..rank.min(1 + attribute % 2)).collect() },
-        7 => Op::Reshape(shape.iter().rev().copied().collect()),
-        8 if rank > 0 => {
-            let size = shape[0].saturating_sub(1);
-            return g.slice(x, &[&[(size, -1, size)][..], &shape[1..].iter().map(|&d| (0, 1, d)).collect::<Vec<_>>()].concat());
-        }
-        9 => {
-            let c = g.c(&shape, [0.0, 1.0, 2.0, -0.5][attribute % 4]);
-            return g.binary([Add, Sub, Mul][second % 3], x, c);
-        }
-        10 if rank > 0 && g.0.ty(y).shape.rank() > 0 => {
-            let (a, b) = (attribute % rank, attribute % g.0.ty(y).shape.rank());
-            let dims = meganeura_ir::DotDims { lhs_contract: vec![a], rhs_contract: vec![b], ..Default::default() };
-            return g.0.push(Op::Dot(dims), &[x, y]).unwrap_or(x);
-        }
-        11 if rank > 1 => {
-            let (a, b) = (attribute % rank, (attribute + 1) % rank);
-            return g.dot(x, x, &[(a, a)], &[(b, b)]);
-        }
-        _ => return g.0.push(Op::Binary([Add, Sub, Mul, Max][attribute % 4]), &[x, y]).unwrap_or(x),
-    };
-    g.0.push(op, &[x]).unwrap_or(x)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn random_graphs_keep_the_value_of_every_class(choices in prop::collection::vec(any::<[u8; 4]>(), 1..12)) {
-        let mut g = Sketch::default();
-        let mut pool = vec![g.x(&[2, 3]), g.x(&[3, 2]), g.x(&[3])];
-        for choice in choices {
-            let node = grow(&mut g, &pool, choice);
-            if g.0.ty(node).shape.numel() <= 3000 {
-                pool.push(node);
-            }
-        }
-        let y = pool[pool.len() - 1];
-        let graph = g.finish(y);
+        let graph = random_graph([2, 3], &choices);
         let limits = Limits { nodes: 3000, iterations: 6 };
         let explored = explore(&graph, &limits, &compile(RULES).unwrap()).unwrap();
         assert_classes_agree(&explored.egraph, &explored.nodes, &graph, "random graph");
