@@ -16,9 +16,8 @@ const OUTPUT_TOLERANCE: f64 = 1e-4;
 /// Quantised models round inside.
 const QUANTIZED_TOLERANCE: f64 = 1e-2;
 const GRADIENT_TOLERANCE: f64 = 1e-3;
-/// What the central differences err by, in one element, for losses of about 1, and what f32 does where a softmax is nearly certain and
-/// gradients of 1e-7 are differences of much larger numbers.
-const DIFFERENCE_NOISE: f64 = 1e-8;
+/// What the central differences themselves err by, in one element, for losses of about 1.
+const DIFFERENCE_NOISE: f64 = 2e-9;
 
 /// The file of a published model, or `None` where it could not be fetched.
 fn published(id: &str) -> Option<PathBuf> {
