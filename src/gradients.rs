@@ -62,16 +62,12 @@ impl Model {
     ) -> Result<Gradients, Error> {
         let mut samples = Samples::whole(data, &self.bound_inputs(bindings), objective.data_target())?;
         let graph = objective.specialize(self, &samples, None, bindings)?;
-        let Forward { mut graph, loss, .. } = objective.build(self, graph, &mut samples, None)?;
-        let nodes = self.differentiable(&mut graph, wrt)?;
+        let mut forward = objective.build(self, graph, &mut samples, None)?;
+        let nodes = self.differentiable(&mut forward.graph, wrt)?;
         if nodes.is_empty() {
             return Err(Error::NothingToTrain { reason: "the model has no float tensor of that kind" });
         }
-        let by = gradients(&mut graph, loss, &nodes.iter().map(|(_, node)| *node).collect::<Vec<_>>())?;
-        graph.output(LOSS_OUTPUT, loss)?;
-        for ((name, _), gradient) in nodes.iter().zip(by) {
-            graph.output(name.clone(), gradient)?;
-        }
+        let graph = gradient_graph(forward, nodes)?;
         let (tensors, key) = (samples.tensors(), random_key(seed, 0));
         let inputs = [by_name(&tensors), vec![(RANDOM_KEY, &key)]].concat();
         let mut outputs = self.run_graph(device, graph, &inputs)?.into_iter();
@@ -126,6 +122,17 @@ impl Model {
         };
         named.into_iter().map(|(name, op)| Ok((name, graph.push(op, &[])?))).collect()
     }
+}
+
+/// A graph whose first output is the loss, and whose others are its gradients by `nodes`, under their names.
+pub(crate) fn gradient_graph(forward: Forward, nodes: Vec<(String, NodeId)>) -> Result<Graph, Error> {
+    let Forward { mut graph, loss, .. } = forward;
+    let by = gradients(&mut graph, loss, &nodes.iter().map(|(_, node)| *node).collect::<Vec<_>>())?;
+    graph.output(LOSS_OUTPUT, loss)?;
+    for ((name, _), gradient) in nodes.into_iter().zip(by) {
+        graph.output(name, gradient)?;
+    }
+    Ok(graph)
 }
 
 /// The name of the loss among the outputs of a program.

@@ -43,7 +43,7 @@ impl Model {
             (false, Some(data)) => adapters(self, &batch_graph(self, options, data)?, options)?,
             (false, None) => adapters(self, &self.specialize(&options.bindings)?.graph, options)?,
         };
-        let trained = trained(self, &adapters, options)?;
+        let trained = trained(self, &adapters, options.into())?;
         let mut rates = HashMap::new();
         for TrainedGroup { optimizer, learning_rate, weights } in groups(self, &adapters, &trained, options)? {
             let of_group = Rates { learning_rate, weight_decay: optimizer.weight_decay() };
@@ -51,7 +51,7 @@ impl Model {
         }
         let mut plan = Vec::new();
         for candidate in candidates(self, &adapters) {
-            let (_, reason) = candidate.judge(options, &adapters);
+            let (_, reason) = candidate.judge(options.into(), &adapters);
             let Candidate { name, shape, .. } = candidate;
             plan.push(ParameterPlan { rates: rates.get(&name).copied(), name, shape, reason });
         }
@@ -65,6 +65,19 @@ fn batch_graph(model: &Model, options: &TrainOptions, data: &Dataset) -> Result<
     let samples = Samples::bind(data, &inputs, objective.data_target())?;
     let batch = batch_size(&inputs, &samples, options.batch)?;
     objective.specialize(model, &samples, Some(batch), &options.bindings)
+}
+
+/// Which parameters are chosen: as [`TrainOptions::train`] and [`TrainOptions::freeze`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selection<'a> {
+    pub train: &'a [Pattern],
+    pub freeze: &'a [Pattern],
+}
+
+impl<'a> From<&'a TrainOptions> for Selection<'a> {
+    fn from(options: &'a TrainOptions) -> Self {
+        Selection { train: &options.train, freeze: &options.freeze }
+    }
 }
 
 /// What may train.
@@ -97,9 +110,9 @@ fn candidates<'a>(model: &'a Model, adapters: &'a [Adapter]) -> Vec<Candidate<'a
 impl Candidate<'_> {
     /// Whether it trains, and why: factors of adapters, and what `train` chooses, or all that train by default where there are no adapters;
     /// without those that match `freeze`.
-    fn judge(&self, options: &TrainOptions, adapters: &[Adapter]) -> (bool, String) {
+    fn judge(&self, selection: Selection, adapters: &[Adapter]) -> (bool, String) {
         let matching = |patterns: &[Pattern]| patterns.iter().find(|pattern| pattern.matches(&self.name)).cloned();
-        let chosen = match (&self.kind, options.train.as_slice()) {
+        let chosen = match (&self.kind, selection.train) {
             (Kind::Factor(adapter), _) => (true, format!("adapter {}", adapter.describe())),
             (Kind::Parameter(p), []) if p.trainable && !adapters.is_empty() => (false, "adapters train instead".to_owned()),
             (Kind::Parameter(p), []) => (p.trainable, p.reason.to_owned()),
@@ -109,7 +122,7 @@ impl Candidate<'_> {
                 None => (false, "no --train matches".to_owned()),
             },
         };
-        match matching(&options.freeze) {
+        match matching(selection.freeze) {
             Some(pattern) if chosen.0 => (false, format!("--freeze {pattern}")),
             _ => chosen,
         }
@@ -117,15 +130,15 @@ impl Candidate<'_> {
 }
 
 /// The weights and the factors of adapters that train.
-pub(crate) fn trained(model: &Model, adapters: &[Adapter], options: &TrainOptions) -> Result<Vec<String>, Error> {
-    let TrainOptions { train, freeze, .. } = options;
+pub(crate) fn trained(model: &Model, adapters: &[Adapter], selection: Selection) -> Result<Vec<String>, Error> {
+    let Selection { train, freeze } = selection;
     let candidates = candidates(model, adapters);
     if let Some(pattern) = train.iter().chain(freeze).find(|pattern| !candidates.iter().any(|c| pattern.matches(&c.name))) {
         let examples = candidates.iter().take(3).map(|c| format!("{:?}", c.name)).collect();
         return Err(Error::NoMatch { pattern: pattern.as_str().to_string(), examples });
     }
     let names: Vec<String> =
-        candidates.into_iter().filter(|c| c.judge(options, adapters).0).map(|candidate| candidate.name).collect();
+        candidates.into_iter().filter(|c| c.judge(selection, adapters).0).map(|candidate| candidate.name).collect();
     match (names.is_empty(), train.is_empty() && freeze.is_empty()) {
         (false, _) => Ok(names),
         (true, true) => Err(Error::NothingToTrain { reason: "the model has no trainable weights" }),

@@ -135,7 +135,7 @@ impl Trainer {
         let adapters = lora::adapters(model, &graph, &options)?;
         let forward = objective.build(model, lora::attach(graph, &adapters)?, &mut samples, Some(batch))?;
         objective.check_targets(&samples, forward.prediction_type(), batch)?;
-        let trained = trained(model, &adapters, &options)?;
+        let trained = trained(model, &adapters, (&options).into())?;
         let per_step = samples_per_step(&samples, batch, options.accumulate)?;
         let groups = groups(model, &adapters, &trained, &options)?;
         let steps_per_epoch = (samples.count() / per_step) as u64;

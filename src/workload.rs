@@ -3,13 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use meganeura_autodiff::{Optimizer, gradients};
+use meganeura_autodiff::Optimizer;
 use meganeura_import::{Bindings, Dim, RANDOM_KEY};
 use meganeura_ir::{DTypeClass, Graph, Tensor, random_key};
 
 use crate::data::{Dataset, Samples, SplitMix64, Target};
 use crate::error::Error;
-use crate::gradients::{LOSS_OUTPUT, WithRespectTo};
+use crate::gradients::{WithRespectTo, gradient_graph};
 use crate::groups::TrainedGroup;
 use crate::model::Model;
 use crate::objective::{Forward, Objective};
@@ -120,14 +120,7 @@ impl Model {
             return Err(Error::NothingToTrain { reason: "the model has no trainable weights" });
         }
         if phase == WorkPhase::Training {
-            let Forward { mut graph, loss, .. } = forward;
-            let nodes: Vec<_> = weights.iter().map(|(_, node)| *node).collect();
-            let by = gradients(&mut graph, loss, &nodes)?;
-            graph.output(LOSS_OUTPUT, loss)?;
-            for ((name, _), gradient) in weights.into_iter().zip(by) {
-                graph.output(name, gradient)?;
-            }
-            return Ok((graph, Vec::new()));
+            return Ok((gradient_graph(forward, weights)?, Vec::new()));
         }
         const LEARNING_RATE: f64 = 1e-6;
         let optimizer = match optimizer {

@@ -1,6 +1,6 @@
 //! The order of groups where memory is short: each has a dispatch of its own, and what frees the memory that it takes runs at once.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use meganeura_ir::{Graph, NodeId};
 
@@ -17,22 +17,10 @@ pub fn frugal_order(graph: &Graph, groups: Vec<Group>) -> Vec<Launch> {
 
 /// A topological order that takes the smallest ready index first, and before it what costs no memory.
 fn sorted(edges: &Edges, mut memory: Pressure) -> Vec<usize> {
-    let mut waiting = vec![0usize; edges.after.len()];
-    edges.after.iter().flatten().for_each(|&g| waiting[g] += 1);
-    let mut ready: BTreeSet<usize> = (0..waiting.len()).filter(|&g| waiting[g] == 0).collect();
-    let mut order = Vec::with_capacity(waiting.len());
-    while let Some(g) = ready.iter().copied().find(|&g| memory.growth(g) <= 0).or(ready.first().copied()) {
-        ready.remove(&g);
-        memory.run(g);
-        order.push(g);
-        for &next in &edges.after[g] {
-            waiting[next] -= 1;
-            if waiting[next] == 0 {
-                ready.insert(next);
-            }
-        }
-    }
-    order
+    edges.sorted_by(|ready| {
+        let next = ready.iter().copied().find(|&g| memory.growth(g) <= 0).or(ready.first().copied());
+        next.inspect(|&g| memory.run(g))
+    })
 }
 
 /// Bytes that groups take and free, while they are put in order.

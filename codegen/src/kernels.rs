@@ -131,22 +131,14 @@ pub fn emit_launch(
 /// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
 fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
     let mut kernel = KernelEmitter::new(graph, group, in_place);
-    let (family, workgroup_size, workgroups) = match &group.domain {
-        Domain::Map => ("map", [WORKGROUP as u32, 1, 1], rows::map(&mut kernel, profile)),
-        Domain::Row { rows } => {
-            let (lanes, workgroups) = rows::row(&mut kernel, rows, profile);
-            ("row", [lanes, 1, 1], workgroups)
-        }
-        Domain::Contract { sums, place } => {
-            let (size, workgroups) = contract::contract(&mut kernel, sums, place, profile);
-            ("contract", [size, 1, 1], workgroups)
-        }
-        Domain::Attention => {
-            let (size, workgroups) = attention::emit(&mut kernel, group.root, profile);
-            ("attention", [size, 1, 1], workgroups)
-        }
+    let (family, workgroups) = match &group.domain {
+        Domain::Map => ("map", rows::map(&mut kernel, profile)),
+        Domain::Row { rows } => ("row", rows::row(&mut kernel, rows, profile)),
+        Domain::Contract { sums, place } => ("contract", contract::contract(&mut kernel, sums, place, profile)),
+        Domain::Attention => ("attention", attention::emit(&mut kernel, group.root, profile)),
     };
-    Emitted::new(family, kernel.e.b.finish(workgroup_size), kernel.bound, workgroups)
+    let invocations = Workgroup::of(graph, group, profile).invocations;
+    Emitted::new(family, kernel.e.b.finish([invocations, 1, 1]), kernel.bound, workgroups)
 }
 
 /// A kernel that writes a value which lies in memory, or counts, to a second place.

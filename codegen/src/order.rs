@@ -29,8 +29,8 @@ const MAX_DELAY: usize = 12;
 pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<Launch> {
     let edges = edges(graph, &groups);
     let mut level = edges.levels();
-    let kind = |g: usize| Kind { replaced: replaced(graph, &groups, &edges, g), ..Kind::new(graph, &groups[g], profile) };
-    let kinds: Vec<Kind> = (0..groups.len()).map(kind).collect();
+    let replaced = |g: usize| replaced(graph, &groups, &edges, g);
+    let kinds: Vec<Kind> = groups.iter().enumerate().map(|(g, group)| Kind::new(graph, group, replaced(g), profile)).collect();
     edges.start_late(&mut level);
     let fits = |members: &[usize]| fits(&groups, &kinds, members, profile);
     edges.join_late(&mut level, &kinds, fits);
@@ -55,7 +55,7 @@ struct Kind {
 }
 
 impl Kind {
-    fn new(graph: &Graph, group: &Group, profile: &DeviceProfile) -> Self {
+    fn new(graph: &Graph, group: &Group, replaced: usize, profile: &DeviceProfile) -> Self {
         let family = match group.domain {
             Domain::Map => 0,
             Domain::Row { .. } => 1,
@@ -63,7 +63,7 @@ impl Kind {
             Domain::Attention => 3,
         };
         let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
-        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared, replaced: 0 }
+        Kind { family, workgroup: Workgroup::of(graph, group, profile), shared, replaced }
     }
 
     fn resembles(&self, other: &Kind) -> bool {
@@ -243,11 +243,17 @@ impl Edges {
 
     /// A topological order that takes the smallest ready index first.
     fn sorted(&self) -> Vec<usize> {
+        self.sorted_by(|ready| ready.first().copied())
+    }
+
+    /// A topological order in which `choose` picks each group among those that wait for no other.
+    pub fn sorted_by(&self, mut choose: impl FnMut(&BTreeSet<usize>) -> Option<usize>) -> Vec<usize> {
         let mut waiting = vec![0usize; self.after.len()];
         self.after.iter().flatten().for_each(|&g| waiting[g] += 1);
         let mut ready: BTreeSet<usize> = (0..waiting.len()).filter(|&g| waiting[g] == 0).collect();
         let mut order = Vec::with_capacity(waiting.len());
-        while let Some(g) = ready.pop_first() {
+        while let Some(g) = choose(&ready) {
+            ready.remove(&g);
             order.push(g);
             for &next in &self.after[g] {
                 waiting[next] -= 1;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use glob::Pattern;
-use meganeura_autodiff::{Loss, Optimizer};
+use meganeura_autodiff::Optimizer;
 use meganeura_codegen::Program;
 use meganeura_import::{Bindings, ImportOptions, RANDOM_KEY};
 use meganeura_ir::{DType, ParameterId, SampleDependence, Tensor};
@@ -34,8 +34,8 @@ use crate::model::Model;
 use crate::objective::Objective;
 use crate::predictor::{place_weights, random_input, write_weights};
 use crate::prefix::PrefixCache;
-use crate::selection;
-use crate::trainer::{self, TrainOptions};
+use crate::selection::{self, Selection};
+use crate::trainer;
 use checkpoints::Folder;
 use job::Job;
 use program::{CompiledKind, Compiler, InferenceProgram, Recent, TrainingProgram, Wanted};
@@ -231,9 +231,7 @@ impl Live {
                 set.batch(&model, &options.bindings)?;
             }
             share = Share::new(training.share);
-            let (train, freeze) = (training.train.clone(), training.freeze.clone());
-            let selection = TrainOptions { train, freeze, ..TrainOptions::new(Objective::new(Loss::Output)) };
-            trained = selection::trained(&model, &[], &selection)?;
+            trained = selection::trained(&model, &[], Selection { train: &training.train, freeze: &training.freeze })?;
         }
         let programs = options.training.as_ref().map_or(1, |training| training.specializations);
         Ok(Live {

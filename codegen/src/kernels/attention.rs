@@ -39,21 +39,19 @@ pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgr
     }
 }
 
-/// Emits the kernel; returns the workgroup size and the grid.
-pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> (u32, [u32; 3]) {
+/// Emits the kernel; returns the grid.
+pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> [u32; 3] {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
     let tiles = tiled::tiles(&spec, profile);
     let memory = tiles.map(|tiles| tiled::Memory::new(kernel, tiles.words(&spec)));
     let mut family = Family { kernel, spec, memory };
     match (family.spec.role, tiles) {
-        (Role::Output | Role::LogSumExp, Some(tiles)) => (tiled::WORKGROUP as u32, family.forward_tiled(tiles, profile)),
-        (Role::Output | Role::LogSumExp, None) => (WORKGROUP as u32, family.forward_direct(profile)),
-        (Role::Gradient(AttentionOperand::Query), Some(tiles)) => {
-            (tiled::WORKGROUP as u32, family.query_gradient_tiled(tiles, profile))
-        }
-        (Role::Gradient(AttentionOperand::Query), None) => (WORKGROUP as u32, family.query_gradient_direct(profile)),
-        (Role::Gradient(_), Some(tiles)) => (tiled::WORKGROUP as u32, family.key_gradients_tiled(tiles, profile)),
-        (Role::Gradient(_), None) => (WORKGROUP as u32, family.key_gradients_direct(profile)),
+        (Role::Output | Role::LogSumExp, Some(tiles)) => family.forward_tiled(tiles, profile),
+        (Role::Output | Role::LogSumExp, None) => family.forward_direct(profile),
+        (Role::Gradient(AttentionOperand::Query), Some(tiles)) => family.query_gradient_tiled(tiles, profile),
+        (Role::Gradient(AttentionOperand::Query), None) => family.query_gradient_direct(profile),
+        (Role::Gradient(_), Some(tiles)) => family.key_gradients_tiled(tiles, profile),
+        (Role::Gradient(_), None) => family.key_gradients_direct(profile),
     }
 }
 

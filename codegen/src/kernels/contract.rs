@@ -36,6 +36,15 @@ const fn tiling(threads: (usize, usize), slices: usize, elements: (usize, usize)
     Tiling { threads, slices, elements, depth }
 }
 
+/// Where an invocation of a tiled workgroup sits.
+struct Seat {
+    slice: Index,
+    /// Its number in the slice, and that along each side of the tile.
+    thread: Index,
+    m: Index,
+    n: Index,
+}
+
 /// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
 const TILINGS: [Tiling; 9] = [
     tiling((16, 16), 1, (8, 8), 16),
@@ -55,8 +64,8 @@ const VECTOR: usize = 4;
 const PADDING: usize = 4;
 /// Positions on the thin side of a result that lanes compute, in registers.
 const THIN: usize = 4;
-/// The most sums that an invocation holds.
-const MAX_SUMS: usize = 64;
+/// The most accumulators that an invocation holds.
+const MAX_ACCUMULATORS: usize = 64;
 /// Sums shorter than this are not divided.
 const SHORT_SUM: usize = 16;
 
@@ -83,6 +92,14 @@ impl Tiling {
     fn fits(&self, profile: &DeviceProfile) -> bool {
         let bytes = 4 * (self.shared().iter().sum::<usize>() + self.exchange());
         bytes <= profile.max_workgroup_bytes as usize && self.invocations() <= profile.max_workgroup_invocations as usize
+    }
+
+    /// The place of the invocation that is `local` in its workgroup.
+    fn seat(&self, local: &Index) -> Seat {
+        let per_slice = (self.threads.0 * self.threads.1) as i64;
+        let (slice, thread) = (local.div(per_slice), local.rem(per_slice));
+        let (m, n) = (thread.div(self.threads.1 as i64), thread.rem(self.threads.1 as i64));
+        Seat { slice, thread, m, n }
     }
 
     /// Whether the next step's elements are loaded before this one's are used: where registers are left for them.
@@ -130,7 +147,7 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
     if k >= SHORT_SUM && m > THIN && n > THIN {
         let fitting = TILINGS
             .iter()
-            .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_SUMS);
+            .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_ACCUMULATORS);
         if let Some(best) = fitting.min_by_key(|tiling| tiling.cycles(sizes, profile)) {
             return Schedule::Tiled(*best);
         }
@@ -182,16 +199,16 @@ struct Staged {
     free: Coordinate,
 }
 
-/// Emits the kernel; returns the workgroup size and the grid.
-pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> (u32, [u32; 3]) {
+/// Emits the kernel; returns the grid.
+pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> [u32; 3] {
     let dot = sums[0].terms[0];
     let shape = contract_shape(kernel.graph, dot);
     let schedule = schedule(kernel.graph, sums, profile);
     let mut c = Contraction { kernel, sums, dot, shape, batch: Vec::new(), place: place.clone() };
     match schedule {
-        Schedule::Direct { m, n } => (WORKGROUP as u32, c.direct(m, n, profile)),
-        Schedule::Lanes { across, lanes } => (LANES_WORKGROUP as u32, c.lanes(across, lanes, profile)),
-        Schedule::Tiled(tiling) => (tiling.invocations() as u32, c.tiled(&tiling, profile)),
+        Schedule::Direct { m, n } => c.direct(m, n, profile),
+        Schedule::Lanes { across, lanes } => c.lanes(across, lanes, profile),
+        Schedule::Tiled(tiling) => c.tiled(&tiling, profile),
     }
 }
 
@@ -429,15 +446,13 @@ impl Contraction<'_, '_> {
         self.batch = unravel(&position[0], &self.shape.batch);
         let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
         let [lhs_tile, rhs_tile] = tiling.shared().map(|length| self.kernel.e.b.shared_vectors(scalar, length as u32));
-        let per_slice = threads.0 * threads.1;
-        let (slice, thread) = (local.div(per_slice as i64), local.rem(per_slice as i64));
-        let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
+        let seat = tiling.seat(&local);
         let per_sum = elements.0 * elements.1;
         let slots = self.accumulators(per_sum * self.sums.len());
 
         for (term, sums) in self.terms(&slots) {
             self.begin_term(term);
-            self.tiled_term(tiling, &local, [&position[1], &position[2]], [lhs_tile, rhs_tile], sums);
+            self.tiled_term(tiling, &seat, [&position[1], &position[2]], [lhs_tile, rhs_tile], sums);
         }
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
@@ -447,8 +462,8 @@ impl Contraction<'_, '_> {
         };
         let (first_m, first_n) = (position[1].scale(tile_m as i64), position[2].scale(tile_n as i64));
         if slices == 1 {
-            let at_m = |i| first_m.add(&in_tile(&own_m, threads.0, i));
-            let at_n = |j| first_n.add(&in_tile(&own_n, threads.1, j));
+            let at_m = |i| first_m.add(&in_tile(&seat.m, threads.0, i));
+            let at_n = |j| first_n.add(&in_tile(&seat.n, threads.1, j));
             let ms: Vec<_> = (0..elements.0).map(|i| self.coordinate(at_m(i), &m_shape)).collect();
             let ns: Vec<_> = (0..elements.1).map(|j| self.coordinate(at_n(j), &n_shape)).collect();
             self.finish(&slots, &ms, &ns);
@@ -464,7 +479,8 @@ impl Contraction<'_, '_> {
             for sums in slots.chunks(per_sum) {
                 let b = &mut self.kernel.e.b;
                 for (j, &sum) in sums[row * elements.1..(row + 1) * elements.1].iter().enumerate() {
-                    let place = slice.scale(results as i64).add(&own_m.scale(tile_n as i64)).add(&in_tile(&own_n, threads.1, j));
+                    let row = seat.slice.scale(results as i64).add(&seat.m.scale(tile_n as i64));
+                    let place = row.add(&in_tile(&seat.n, threads.1, j));
                     let (index, value) = (b.index(&place), b.read(sum));
                     b.stmt(Stmt::StoreShared { array: exchange, index, value });
                 }
@@ -507,18 +523,15 @@ impl Contraction<'_, '_> {
     }
 
     /// Adds the products of the term at hand to `sums`.
-    fn tiled_term(&mut self, tiling: &Tiling, local: &Index, firsts: [&Index; 2], tiles: [SlotId; 2], sums: &[SlotId]) {
+    fn tiled_term(&mut self, tiling: &Tiling, seat: &Seat, firsts: [&Index; 2], tiles: [SlotId; 2], sums: &[SlotId]) {
         let Tiling { threads, slices, elements, depth } = *tiling;
         let ([lhs_tile, rhs_tile], (tile_m, tile_n)) = (tiles, tiling.tile());
-        let per_slice = threads.0 * threads.1;
-        let (slice, thread) = (local.div(per_slice as i64), local.rem(per_slice as i64));
-        let (own_m, own_n) = (thread.div(threads.1 as i64), thread.rem(threads.1 as i64));
         let k = self.sizes()[3];
         // Each slice sums a run of whole steps.
         let run = k.div_ceil(slices * depth) * depth;
         let zero = self.kernel.e.b.i32(0);
-        let first_k = slice.scale(run as i64);
-        let staged = self.staged(tiling, &thread, firsts);
+        let first_k = seat.slice.scale(run as i64);
+        let staged = self.staged(tiling, &seat.thread, firsts);
         let ahead: Vec<SlotId> = match tiling.prefetches() {
             true => staged.iter().map(|element| self.staged_value(element, &first_k)).collect::<Vec<_>>(),
             false => Vec::new(),
@@ -534,7 +547,7 @@ impl Contraction<'_, '_> {
                 None => self.staged_value(element, &k0),
             };
             let (array, pitch) = if element.left { (lhs_tile, tile_m + PADDING) } else { (rhs_tile, tile_n + PADDING) };
-            let place = slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
+            let place = seat.slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
             let b = &mut self.kernel.e.b;
             let index = b.index(&place);
             b.stmt(Stmt::StoreShared { array, index, value });
@@ -548,12 +561,12 @@ impl Contraction<'_, '_> {
         let (inner, kk) = b.begin_for(zero, depth, 1);
         let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
             let pitch = (tile + PADDING) / VECTOR;
-            let row = slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
+            let row = seat.slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
             let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
             vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
         };
-        let lhs = column(lhs_tile, tile_m, &own_m, threads.0, elements.0);
-        let rhs = column(rhs_tile, tile_n, &own_n, threads.1, elements.1);
+        let lhs = column(lhs_tile, tile_m, &seat.m, threads.0, elements.0);
+        let rhs = column(rhs_tile, tile_n, &seat.n, threads.1, elements.1);
         self.accumulate(sums, &lhs, &rhs);
         let b = &mut self.kernel.e.b;
         b.end_for(inner);

@@ -20,8 +20,8 @@ pub fn map(kernel: &mut KernelEmitter, profile: &DeviceProfile) -> [u32; 3] {
     workgroups
 }
 
-/// Rows over the root's axes `rows`; returns the workgroup size and the grid.
-pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) -> (u32, [u32; 3]) {
+/// Rows over the root's axes `rows`.
+pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) -> [u32; 3] {
     let shape = kernel.root_shape();
     let row_shape: Vec<usize> = rows.iter().map(|&a| shape[a]).collect();
     let inner: Vec<usize> = (0..shape.len()).filter(|a| !rows.contains(a)).collect();
@@ -47,7 +47,7 @@ pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) 
             kernel.store(&stores);
             kernel.e.b.end_loops(tokens);
         }
-        return (WORKGROUP as u32, workgroups);
+        return workgroups;
     }
     let (i, workgroups) = workgroup_number(&mut kernel.e.b, count, profile);
     let local = kernel.e.b.builtin(Builtin::Local, lanes);
@@ -67,7 +67,7 @@ pub fn row(kernel: &mut KernelEmitter, rows: &[usize], profile: &DeviceProfile) 
         kernel.store(&stores);
         kernel.e.b.end_for(token);
     }
-    (lanes as u32, workgroups)
+    workgroups
 }
 
 fn is_first(b: &mut Builder, local: &Index) -> crate::body::ExprId {
