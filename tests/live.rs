@@ -15,7 +15,9 @@ use meganeura::live::{
 };
 use meganeura::runtime::DeviceError;
 use meganeura::runtime::fault::{Fault, Site};
-use meganeura::{Bindings, Dataset, DeviceSelector, Error, Loss, Model, Objective, Optimizer, Tensor};
+use meganeura::{
+    Bindings, Dataset, DeviceSelector, Error, Length, Loss, Model, Objective, Optimizer, Tensor, TrainOptions, Trainer,
+};
 
 fn source() -> Arc<DeviceSource> {
     Arc::new(DeviceSource::new(DeviceSelector::Auto))
@@ -142,6 +144,34 @@ fn three_steps_are_pytorchs() {
         let error = relative_l2(&found.weight(&name).unwrap().to_f64_vec(), &values);
         assert!(error <= 1e-4, "{name}: {error:e}");
     }
+}
+
+/// Adapters are part of the weights that are served, so a checkpoint that kept them apart as well would add them twice.
+#[test]
+fn a_checkpoint_of_an_adapted_model_answers_as_the_server_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = Model::open(fixture("digits-cnn.onnx")).unwrap();
+    let (image, label) = digits(20);
+    let options = TrainOptions {
+        learning_rate: 5e-2,
+        lora: vec!["fc.weight:rank=2,alpha=4".parse().unwrap()],
+        length: Length::Steps(3),
+        ..TrainOptions::new(Objective::new(Loss::from_name("cross_entropy").unwrap()))
+    };
+    let data = Dataset::from_tensors([("image", image), ("label", label)]);
+    let mut trainer = Trainer::new(&model, &common::device(), &data, options).unwrap();
+    trainer.train_to::<Error>(3, |_| Ok(())).unwrap();
+    trainer.update(&mut model).unwrap();
+    assert_eq!(model.adapters().len(), 1);
+    let adapted = folder.path().join("adapted.safetensors");
+    model.save(&adapted).unwrap();
+
+    let options = with_folder(trainable(), &folder.path().join("checkpoints"));
+    let mut live = Live::open(&adapted, options, source()).unwrap();
+    assert_eq!(answer(&mut live, 2).0, of_file(&adapted, 2));
+    live.train(&request(6, 2)).unwrap();
+    let (trained, _) = answer(&mut live, 2);
+    assert_eq!(of_file(&live.checkpoint().unwrap().path, 2), trained);
 }
 
 #[test]

@@ -223,6 +223,8 @@ impl Live {
                 (version, model) = (number, found);
             }
         }
+        // What is served, trained and kept is the weights as they act.
+        model.merge_adapters()?;
         let (mut share, mut trained) = (Share::new(0.0), Vec::new());
         if let Some(training) = &options.training {
             check_setting("the share of training", training.share, "a number of 0 to 1", |v| (0.0..=1.0).contains(&v))?;
