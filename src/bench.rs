@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::model::Model;
+use crate::plan_cache::{self, PlanSource, Planned};
 use crate::predictor::{by_name, place_weights};
 use crate::workload::Workload;
 
@@ -39,6 +40,8 @@ pub struct Measurement {
     /// Of each dispatch, in a pass of its own, so that nothing overlaps. Empty if not asked for or the device has no timer.
     pub dispatches: Vec<DispatchTime>,
     pub report: CompileReport,
+    /// Whether the program came from the plan cache.
+    pub cached: bool,
     /// From the graph to the program.
     pub compile: Duration,
     /// From the program to a session: pipelines and memory.
@@ -93,7 +96,7 @@ impl Model {
     pub fn measure(&self, device: &Arc<Device>, workload: Workload, options: BenchOptions) -> Result<Measurement, Error> {
         let Workload { graph, inputs } = workload;
         let started = Instant::now();
-        let compiled = meganeura_codegen::compile(&graph.verify()?, device.profile(), &CompileOptions::default())?;
+        let Planned { compiled, source } = plan_cache::compile(&graph.verify()?, device.profile(), &CompileOptions::default())?;
         let compile = started.elapsed();
         let started = Instant::now();
         let program = Arc::new(compiled.program);
@@ -122,7 +125,15 @@ impl Model {
             },
             false => Vec::new(),
         };
-        Ok(Measurement { times, with_transfers, dispatches, report: compiled.report, compile, open })
+        Ok(Measurement {
+            times,
+            with_transfers,
+            dispatches,
+            report: compiled.report,
+            cached: matches!(source, PlanSource::Cache),
+            compile,
+            open,
+        })
     }
 }
 

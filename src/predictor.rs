@@ -11,6 +11,7 @@ use meganeura_runtime::{Device, ParameterStore, Session};
 use crate::error::Error;
 use crate::lora::Adapter;
 use crate::model::Model;
+use crate::plan_cache;
 
 /// Host memory that an upload of weights may take at once, in bytes.
 const UPLOAD_BYTES: usize = 256 << 20;
@@ -56,8 +57,8 @@ pub(crate) fn compile_with(graph: Graph, device: &Device, options: &CompileOptio
 
 /// The program of a graph for devices of a profile.
 pub(crate) fn compile_for(graph: Graph, profile: &DeviceProfile, options: &CompileOptions) -> Result<Arc<Program>, Error> {
-    let compiled = meganeura_codegen::compile(&graph.verify()?, profile, options)?;
-    Ok(Arc::new(compiled.program))
+    let planned = plan_cache::compile(&graph.verify()?, profile, options)?;
+    Ok(Arc::new(planned.compiled.program))
 }
 
 /// A store with today's weights of `model`, in the layout of `program`: with its adapters, or without them and beside `adapters`, whose factors

@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use common::{digits, fixture, npz, relative_l2, safetensors, succeed, write_npz};
+use common::{digits, fixture, meganeura, npz, relative_l2, safetensors, succeed, write_npz};
 use meganeura::data::{Samples, Target};
 use meganeura::{Bindings, DType, Dataset, ImageOptions, Model, Tensor};
 use serde_json::Value;
@@ -100,6 +100,31 @@ fn inspect_shows_every_stage() {
     assert_eq!(costs["peak"].as_u64(), Some(spaces), "{costs}");
     assert!(costs["activations"].as_f64() <= costs["bound"].as_f64().map(|bound| 1.1 * bound), "{costs}");
     assert!(scene.run("inspect @model --dim batch=2 --wgsl 0").contains("@compute"));
+}
+
+#[test]
+fn a_plan_is_compiled_once_and_every_start_computes_the_same() {
+    let scene = Scene::new();
+    let plan = |cache: &str| {
+        let folder = scene.path(cache);
+        let cache = if cache == "off" { Path::new("off") } else { &folder };
+        let words = ["inspect", "--dim", "batch=3", "--plan", "--timing"].map(PathBuf::from);
+        let output = meganeura(words.into_iter().chain([model(), "--plan-cache".into(), cache.into()]));
+        assert!(output.status.success());
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (first, told) = plan("cache");
+    assert!(told.contains("compiled, and kept") && told.contains("saturate"), "{told}");
+    let (second, told) = plan("cache");
+    assert!(told.contains("from the plan cache") && !told.contains("saturate"), "{told}");
+    let (third, told) = plan("off");
+    assert!(told.contains("compiled, and not kept"), "{told}");
+    assert!(first == second && first == third);
+
+    let train = "train @model --data @train.npz --loss cross_entropy --steps 3 --batch 8 --lr 0.01 --json --plan-cache @plans -o";
+    let losses = ["a", "b"].map(|name| scene.json(&format!("{train} @{name}.safetensors"))["loss"].clone());
+    assert_eq!(losses[0], losses[1]);
+    assert_eq!(std::fs::read(scene.path("a.safetensors")).unwrap(), std::fs::read(scene.path("b.safetensors")).unwrap());
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified};
+use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
+use serde::{Deserialize, Serialize};
 
 use crate::frugal::frugal_order;
 use crate::fuse::fuse;
@@ -15,7 +17,7 @@ use crate::recompute::Sequence;
 use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
 use crate::{DeviceProfile, wgsl};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CompileOptions {
     /// Limits of equality saturation; `None` leaves the graph as it is.
     pub saturate: Option<Limits>,
@@ -57,10 +59,31 @@ pub enum CompileError {
 pub struct Compiled {
     pub program: Program,
     pub report: CompileReport,
+    /// How long each stage took.
+    pub stages: Vec<(&'static str, Duration)>,
+}
+
+/// How long stages take that follow each other.
+struct Stopwatch {
+    since: Instant,
+    stages: Vec<(&'static str, Duration)>,
+}
+
+impl Stopwatch {
+    fn start() -> Self {
+        Stopwatch { since: Instant::now(), stages: Vec::new() }
+    }
+
+    /// Ends the stage `name`, which began where the last one ended.
+    fn lap(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.stages.push((name, now - self.since));
+        self.since = now;
+    }
 }
 
 /// What each stage did, for people.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompileReport {
     /// Live nodes after decomposition.
     pub nodes: usize,
@@ -113,9 +136,11 @@ impl fmt::Display for CompileReport {
 
 /// Compiles a verified graph for a device.
 pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
+    let mut stopwatch = Stopwatch::start();
     let raised = options.saturate.map(|_| raise(graph));
     let graph = split_concats(&lowered(raised.as_ref().unwrap_or(graph), profile)?, profile.max_storage_bindings as usize / 2)?;
     let nodes = graph.live().len();
+    stopwatch.lap("decompose");
     let (graph, saturation) = match &options.saturate {
         Some(limits) => {
             let (graph, report) = saturate(&graph, limits)?;
@@ -124,15 +149,19 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         None => (graph, None),
     };
     let saturated_nodes = graph.live().len();
+    stopwatch.lap("saturate");
     let graph = guard_scatters(&graph)?;
     let groups = fuse(&graph, profile);
+    stopwatch.lap("fuse");
     let launches = order(&graph, groups.clone(), profile);
+    stopwatch.lap("order");
     let (mut launches, mut layout, mut emitted) = launched(&graph, launches, profile)?;
     let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
     if options.memory_limit.is_some_and(|limit| !sequence.fits(limit)) {
         (launches, layout, emitted) = launched(&graph, frugal_order(&graph, groups), profile)?;
     }
     let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
+    stopwatch.lap("emit");
     let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
     let (mut schedule, placement) = sequence.fit(options.memory_limit)?;
     let recomputed = schedule.len() - launches.len();
@@ -144,30 +173,34 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         labels.push("copy".into());
         emitted.push(copy(&graph, copy_of.from, profile));
     }
+    stopwatch.lap("place");
 
-    let mut kernels: Vec<Kernel> = Vec::new();
-    let mut by_text: HashMap<String, usize> = HashMap::new();
-    let mut indices = Vec::with_capacity(emitted.len());
-    for (kernel, label) in emitted.iter().zip(labels) {
-        let text = wgsl::print(&kernel.parts, &kernel.buffers, kernel.workgroups);
-        let index = match by_text.get(&text) {
-            Some(&index) => index,
-            None => {
-                let label = format!("{} {label}", kernel.family);
-                let kernel = finish_kernel(kernel, label, text.clone(), profile)?;
-                kernels.push(kernel);
-                by_text.insert(text, kernels.len() - 1);
-                kernels.len() - 1
-            }
-        };
-        indices.push(index);
-    }
+    let texts = parallel_map(emitted.len(), |i| wgsl::print(&emitted[i].parts, &emitted[i].buffers, emitted[i].workgroups));
+    stopwatch.lap("print");
+    // The first kernel of each text, and per kernel the number of its text.
+    let mut distinct: Vec<usize> = Vec::new();
+    let mut by_text: HashMap<&str, usize> = HashMap::new();
+    let number = |(kernel, text)| {
+        *by_text.entry(text).or_insert_with(|| {
+            distinct.push(kernel);
+            distinct.len() - 1
+        })
+    };
+    let indices: Vec<usize> = texts.iter().map(String::as_str).enumerate().map(number).collect();
+    let finished = parallel_map(distinct.len(), |i| {
+        let first = distinct[i];
+        let label = format!("{} {}", emitted[first].family, labels[first]);
+        finish_kernel(&emitted[first], label, texts[first].clone(), profile)
+    });
+    let kernels: Vec<Kernel> = finished.into_iter().collect::<Result<_, _>>()?;
+    stopwatch.lap("check");
     let dispatch = |(&step, regions): (&usize, Vec<Region>)| {
         let workgroups = emitted[step].workgroups;
         Dispatch { kernel: indices[step], regions, workgroups, barrier: false }
     };
     let mut dispatches: Vec<Dispatch> = schedule.iter().zip(regions).map(dispatch).collect();
     place_barriers(&mut dispatches, |kernel| kernels[kernel].access.clone());
+    stopwatch.lap("barriers");
     let program = Program {
         kernels,
         dispatches,
@@ -188,7 +221,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         bound: placement.live,
         recomputed,
     };
-    Ok(Compiled { program, report })
+    Ok(Compiled { program, report, stages: stopwatch.stages })
 }
 
 /// Launches with the kernels of each, and what these leave where.
@@ -198,7 +231,8 @@ fn launched(
     profile: &DeviceProfile,
 ) -> Result<(Vec<Launch>, Layout, Vec<Emitted>), CompileError> {
     let layout = layout(graph, &launches, profile)?;
-    let emitted = launches.iter().filter_map(|launch| emit_launch(graph, launch, &layout.in_place, profile)).collect();
+    let emitted = parallel_map(launches.len(), |i| emit_launch(graph, &launches[i], &layout.in_place, profile));
+    let emitted = emitted.into_iter().flatten().collect();
     Ok((launches, layout, emitted))
 }
 

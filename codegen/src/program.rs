@@ -1,9 +1,10 @@
 //! What codegen produces and the runtime executes: shaders, dispatches, and where every tensor lies.
 
 use meganeura_ir::{ParameterId, TensorType};
+use serde::{Deserialize, Serialize};
 
 /// A compiled graph. It is static: sizes, offsets and workgroup counts are constants.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// Distinct shaders; several dispatches may share one.
     pub kernels: Vec<Kernel>,
@@ -21,7 +22,7 @@ pub struct Program {
 }
 
 /// Bytes of each buffer of each space. A buffer is at most the device's storage-binding limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// Weights and statistics: the same layout for every program of one model, so that sessions share them. Persistent.
     pub parameters: Vec<u64>,
@@ -55,7 +56,7 @@ impl Memory {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Space {
     Parameters,
     Optimizer,
@@ -82,7 +83,7 @@ impl Space {
 }
 
 /// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is the tensor's device bytes (4 per element).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Region {
     pub space: Space,
     pub buffer: u32,
@@ -122,7 +123,7 @@ pub struct ParameterBinding {
     pub updated: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConstantData {
     pub region: Region,
     /// 32-bit words in device form.
@@ -130,7 +131,7 @@ pub struct ConstantData {
 }
 
 /// A compute shader. Bindings are `@group(0) @binding(i)`, named `b0`, `b1`, ...: `array<f32>`, `array<i32>` or `array<u32>` storage buffers.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kernel {
     /// For people and profiles: the family, then the ops, as in `row reduce_max exp reduce_sum div`.
     pub label: String,
@@ -140,14 +141,14 @@ pub struct Kernel {
     pub access: Vec<Access>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
     Read,
     /// Declared `read_write`; the kernel may also read what it overwrites.
     ReadWrite,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dispatch {
     /// Index in [`Program::kernels`].
     pub kernel: usize,

@@ -18,14 +18,14 @@ impl NodeId {
 }
 
 /// One operation and its single result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
     pub op: Op,
     pub operands: Vec<NodeId>,
     pub ty: TensorType,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InputInfo {
     pub name: String,
     pub ty: TensorType,
@@ -42,7 +42,7 @@ pub enum ParameterRole {
     Optimizer,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParameterInfo {
     /// Unique in the graph: the name under which the weight came in and leaves.
     pub name: String,
@@ -53,14 +53,14 @@ pub struct ParameterInfo {
     pub role: ParameterRole,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutputInfo {
     pub name: String,
     pub node: NodeId,
 }
 
 /// After a run, `parameter` holds the value of `node`. All updates of a run read the values from before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Update {
     pub parameter: ParameterId,
     pub node: NodeId,

@@ -11,6 +11,7 @@ mod dtype;
 mod graph;
 pub mod interpreter;
 mod op;
+mod parallel;
 mod random;
 mod samples;
 mod shape;
@@ -31,6 +32,7 @@ pub use op::{
     ArgOp, BinaryOp, CompareOp, ConvDims, DotDims, InputId, Op, PadDim, ParameterId, Real, ReduceOp, ScatterOp, SliceDim,
     UnaryOp, WindowDims,
 };
+pub use parallel::parallel_map;
 pub use random::{random_key, random_key_type, random_key_words};
 pub use samples::{SampleAxis, SampleDependence, sample_dependence};
 pub use shape::{MAX_RANK, Shape, TensorType};

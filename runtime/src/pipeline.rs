@@ -2,13 +2,13 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blade_graphics::{
     BufferPiece, ComputePipeline, ComputePipelineDesc, PipelineContext, ShaderBindable, ShaderBinding, ShaderData,
     ShaderDataLayout, ShaderDesc,
 };
 use meganeura_codegen::program::Kernel;
+use meganeura_ir::parallel_map;
 
 use crate::adapter::MAX_BINDINGS;
 use crate::device::{Device, DeviceError};
@@ -92,25 +92,7 @@ fn unbound_module(kernel: &Kernel) -> Result<naga::Module, String> {
 
 /// One pipeline per kernel, made by as many threads as the machine has: drivers compile slowly, and one at a time per thread.
 pub(crate) fn create(device: &Arc<Device>, kernels: &[Kernel]) -> Result<Vec<Pipeline>, PipelineError> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < kernels.len());
-        std::iter::from_fn(claim).map(|index| (index, Pipeline::new(device, &kernels[index]))).collect::<Vec<_>>()
-    };
-    let mut made = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut made = work();
-        for other in others {
-            match other.join() {
-                Ok(part) => made.extend(part),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        made
-    });
-    made.sort_by_key(|&(index, _)| index);
-    made.into_iter().map(|(_, pipeline)| pipeline).collect()
+    parallel_map(kernels.len(), |index| Pipeline::new(device, &kernels[index])).into_iter().collect()
 }
 
 /// The buffers of one dispatch, in the order of the kernel's bindings.

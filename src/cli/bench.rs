@@ -120,7 +120,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let name = &device.info().name;
     if args.json {
         let phases: Vec<Value> = measured.iter().map(|(phase, measurement)| row_json(*phase, measurement)).collect();
-        return print_json(&json!({ "device": name, "driver": device.info().driver, "phases": phases }));
+        return print_json(
+            &json!({ "device": name, "driver": device.info().driver, "driver_info": device.info().driver_info, "phases": phases }),
+        );
     }
     print(&format!("{name}\n{}", summary(&measured).text("phases")))?;
     if args.kernels {
@@ -135,6 +137,11 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+/// Where the program came from.
+fn plan_source(measured: &Measurement) -> &'static str {
+    if measured.cached { "cached" } else { "compiled" }
+}
+
 /// The sum over all dispatches, where there is a timer.
 fn on_device(measured: &Measurement) -> Option<f64> {
     let sum = measured.dispatches.iter().map(|d| d.time).sum();
@@ -142,8 +149,20 @@ fn on_device(measured: &Measurement) -> Option<f64> {
 }
 
 fn summary(measured: &[(Phase, Measurement)]) -> Table {
-    let columns =
-        ["phase", "median ms", "min", "max", "kernels ms", "dispatches", "groups", "shaders", "MiB", "compile ms", "open ms"];
+    let columns = [
+        "phase",
+        "median ms",
+        "min",
+        "max",
+        "kernels ms",
+        "dispatches",
+        "groups",
+        "shaders",
+        "MiB",
+        "plan",
+        "compile ms",
+        "open ms",
+    ];
     let mut table = Table::new(columns);
     for (phase, measurement) in measured {
         let times = phase.times(measurement);
@@ -159,6 +178,7 @@ fn summary(measured: &[(Phase, Measurement)]) -> Table {
             (report.barriers + 1).to_string(),
             report.kernels.to_string(),
             format!("{:.1}", report.memory.total() as f64 / f64::from(1 << 20)),
+            plan_source(measurement).to_string(),
             format!("{:.0}", milliseconds(measurement.compile)),
             format!("{:.0}", milliseconds(measurement.open)),
         ]);
@@ -190,6 +210,7 @@ fn row_json(phase: Phase, measured: &Measurement) -> Value {
         "barrier_groups": report.barriers + 1,
         "shaders": report.kernels,
         "memory_bytes": report.memory.total(),
+        "plan": plan_source(measured),
         "compile_ms": milliseconds(measured.compile),
         "open_ms": milliseconds(measured.open),
         "kernels": kernels.collect::<Vec<_>>(),

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use meganeura::codegen::program::Program;
-use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile, compile};
+use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile};
+use meganeura::plan_cache::{Planned, compile};
 use meganeura::{Dataset, Error, Model, WorkPhase};
 use serde_json::{Map, Value, json};
 
@@ -44,6 +45,9 @@ pub struct InspectArgs {
     /// Leave out equality saturation
     #[arg(long)]
     unsaturated: bool,
+    /// With --plan: where the plan came from and how long each stage took, on stderr
+    #[arg(long, requires = "plan")]
+    timing: bool,
     /// Print JSON: of the summary, of the parameters, and of what the plan costs
     #[arg(long, conflicts_with_all = ["graph", "wgsl", "dot"])]
     json: bool,
@@ -106,17 +110,21 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
         return if args.json { print_json(&table.json()) } else { print(&table.text("parameters")) };
     }
     match &view.wgsl {
-        Some(kernel) => print(&shader(&compiled(args, &model)?.program, kernel)?),
-        None if view.plan && args.json => print_json(&costs(&compiled(args, &model)?.report)),
+        Some(kernel) => print(&shader(&compiled(args, &model)?.compiled.program, kernel)?),
         None if view.plan => {
-            let Compiled { program, report } = compiled(args, &model)?;
-            print(&format!("{report}\n{program}"))
+            let Planned { compiled, source } = compiled(args, &model)?;
+            if args.timing {
+                eprint!("plan {source}\n{}", timing(&compiled));
+            }
+            let Compiled { program, report, .. } = compiled;
+            if args.json { print_json(&costs(&report)) } else { print(&format!("{report}\n{program}")) }
         }
         None => import::report(&model, args.json),
     }
 }
 
-fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
+fn compiled(args: &InspectArgs, model: &Model) -> Result<Planned, Failure> {
+    args.device.choose_plan_cache();
     let profile = match args.kind {
         Some(kind) => kind.profile(),
         None => args.device.open()?.profile().clone(),
@@ -134,6 +142,13 @@ fn compiled(args: &InspectArgs, model: &Model) -> Result<Compiled, Failure> {
         options.saturate = None;
     }
     Ok(compile(&graph.verify().map_err(Error::from)?, &profile, &options).map_err(Error::from)?)
+}
+
+/// Milliseconds of each stage of the compiler.
+fn timing(compiled: &Compiled) -> String {
+    let total = ("total", compiled.stages.iter().map(|(_, time)| *time).sum());
+    let stages = compiled.stages.iter().chain([&total]);
+    stages.map(|(stage, time)| format!("{:>9.1} ms  {stage}\n", time.as_secs_f64() * 1e3)).collect()
 }
 
 /// What a plan costs, in bytes and dispatches.

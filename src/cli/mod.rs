@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use meganeura::plan_cache::{PlanCache, PlanCacheChoice, use_plan_cache};
 use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, LossScale, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
@@ -225,6 +226,9 @@ struct DeviceArgs {
     /// How exactly to compute
     #[arg(long, value_enum, default_value_t = Precision::Strict)]
     precision: Precision,
+    /// Where compiled plans are kept: a folder, or off [default: $MEGANEURA_CACHE, or meganeura in the user's cache]
+    #[arg(long, value_name = "FOLDER")]
+    plan_cache: Option<PlanCacheChoice>,
 }
 
 /// What arithmetic a program may use.
@@ -242,7 +246,13 @@ impl DeviceArgs {
         }
     }
 
+    /// Makes programs come from the cache that the user chose.
+    fn choose_plan_cache(&self) {
+        use_plan_cache(self.plan_cache.clone().map_or_else(PlanCache::of_user, |choice| choice.0));
+    }
+
     fn open(&self) -> Result<Arc<Device>, Failure> {
+        self.choose_plan_cache();
         match self.precision {
             Precision::Strict => Ok(Device::open(&self.device).map_err(Error::from)?),
         }

@@ -1,8 +1,9 @@
 //! The commands that a newcomer needs after cloning, and CI with them: `cargo xtask demo` and `cargo xtask test`; and
-//! `cargo xtask corpus`, which measures what of ONNX works.
+//! `cargo xtask corpus`, which measures what of ONNX works, and `cargo xtask bench`, which measures how fast.
 //!
 //! All install what they miss where they can, say what they run, and stop at the first step that fails.
 
+mod bench;
 mod corpus;
 mod demo;
 mod digits;
@@ -39,6 +40,11 @@ const TASKS: &[Task] = &[
         name: "corpus",
         help: "ONNX's backend tests, into docs/; --check compares, --filter TEXT runs some",
         run: corpus::run,
+    },
+    Task {
+        name: "bench",
+        help: "what the exported workloads take on this machine, into docs/; --render renders what is there",
+        run: bench::run,
     },
 ];
 

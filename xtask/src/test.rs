@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks.
 
 use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
-use crate::{corpus, published, python, vulkan};
+use crate::{bench, corpus, published, python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
@@ -42,6 +42,7 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
         step("example", workspace.cargo(&arguments))?;
     }
     print_size(workspace)?;
+    bench::check()?;
     for target in ["bytes", "models"] {
         let fuzz = ["run", "--release", "--quiet", "--package", "fuzz", "--", target, "--seconds", FUZZ_SECONDS];
         step("fuzz", workspace.cargo(&fuzz))?;

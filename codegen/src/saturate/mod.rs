@@ -94,7 +94,7 @@ fn explore(graph: &Graph, limits: &Limits, rewrites: &Rewrites) -> Result<Satura
         other => return Err(SaturateError::Stopped(format!("{other:?}"))),
     };
     let times = |rule: &str| runner.iterations.iter().filter_map(|i| i.applied.get(&Symbol::from(rule))).sum();
-    let fired = rules::RULES.iter().chain(raise::RAISE).map(|r| (r.name, times(r.name))).filter(|f| f.1 > 0).collect();
+    let fired = rules::RULES.iter().chain(raise::RAISE).map(|r| (r.name.to_owned(), times(r.name))).filter(|f| f.1 > 0).collect();
     let cost = cost::graph_cost(graph);
     let report = Report {
         fired,

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// When to stop. Never seconds: programs and results would change from run to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
     /// E-nodes, attributes included.
     pub nodes: usize,
@@ -17,7 +19,7 @@ impl Default for Limits {
 }
 
 /// Why a saturation stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// No rule found anything new.
     Saturated,
@@ -28,10 +30,10 @@ pub enum StopReason {
 }
 
 /// What a saturation did. Its `Display` is one summary line and one line per rule that fired.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Rules that merged something, with how often, in the order of the table.
-    pub fired: Vec<(&'static str, usize)>,
+    pub fired: Vec<(String, usize)>,
     /// E-nodes at the end.
     pub nodes: usize,
     /// E-classes at the end.
