@@ -89,6 +89,7 @@ pub use workload::{WorkPhase, Workload};
 
 pub use meganeura_autodiff::{self as autodiff, Loss, LossScale, Optimizer};
 pub use meganeura_codegen as codegen;
+pub use meganeura_codegen::Precision;
 pub use meganeura_import::{
     self as import, Bindings, Dim, ImportOptions, Limits, Mode, ModelInput, ModelOutput, ModelParameter, Phase, RANDOM_KEY,
 };

@@ -14,9 +14,18 @@ use crate::index::{Atom, Index, VarId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scalar {
     F32,
+    /// In workgroup memory only: the operands of matrix units.
+    F16,
     I32,
     U32,
     Bool,
+}
+
+impl Scalar {
+    /// Bytes of an element in workgroup memory.
+    pub fn shared_bytes(self) -> u32 {
+        if self == Scalar::F16 { 2 } else { 4 }
+    }
 }
 
 impl From<meganeura_ir::DeviceType> for Scalar {
@@ -66,6 +75,11 @@ pub enum Expr {
         buffer: usize,
         index: ExprId,
     },
+    /// Four neighbouring elements of a storage buffer, `index` counted in vectors. Only [`Expr::Component`] reads it.
+    LoadVector {
+        buffer: usize,
+        index: ExprId,
+    },
     /// An element of a workgroup array. Never interned: memory changes.
     LoadShared {
         array: SlotId,
@@ -85,6 +99,10 @@ pub enum Expr {
     MulAdd(ExprId, ExprId, ExprId),
     /// An f32 rounded to f16 or bf16.
     Quantize(DType, ExprId),
+    /// The larger of `a` and the magnitude of `b`, both f32; of `a` or NaN where `b` is NaN.
+    MaxMagnitude(ExprId, ExprId),
+    /// The bits of an f32 as u32, or those of a u32 as f32.
+    Bitcast(Scalar, ExprId),
     /// The random f32 of a key, a stream and a position, all u32.
     RandomUniform {
         key: [ExprId; 4],
@@ -128,9 +146,69 @@ pub enum Stmt {
         index: ExprId,
         value: ExprId,
     },
+    /// Stores four neighbouring elements of a workgroup array of vectors, `index` counted in vectors.
+    StoreSharedVector {
+        array: SlotId,
+        index: ExprId,
+        values: [ExprId; 4],
+    },
+    /// Raises an element of an atomic workgroup array to at least `value`.
+    AtomicMax {
+        array: SlotId,
+        index: ExprId,
+        value: ExprId,
+    },
+    /// What the invocations of a subgroup do together on matrices.
+    Matrix(MatrixStmt),
     Barrier,
     /// Leaves the kernel.
     Return,
+}
+
+/// Rows and columns of a cooperative matrix.
+pub const MATRIX: usize = 16;
+
+/// The part of a matrix in `c = a * b + c`: `a` and `b` are f16, `c` is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    A,
+    B,
+    C,
+}
+
+/// A place of a cooperative matrix in a workgroup array: the index of its first element and the distance of its rows, or of its columns
+/// where `transposed`. Both count what the array consists of, scalars or vectors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatrixPlace {
+    pub array: SlotId,
+    pub first: ExprId,
+    pub pitch: u32,
+    pub transposed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MatrixStmt {
+    /// Declares a matrix with what lies at a place.
+    Load {
+        slot: SlotId,
+        role: Role,
+        place: MatrixPlace,
+    },
+    /// `c = a * b + c`
+    MultiplyAdd {
+        a: SlotId,
+        b: SlotId,
+        c: SlotId,
+    },
+    /// `c = c * factor`
+    Scale {
+        c: SlotId,
+        factor: ExprId,
+    },
+    Store {
+        c: SlotId,
+        place: MatrixPlace,
+    },
 }
 
 /// A storage buffer of the kernel.
@@ -138,6 +216,28 @@ pub enum Stmt {
 pub struct Buffer {
     pub scalar: Scalar,
     pub writable: bool,
+    /// Whether it is declared as vectors of four, since some loads take four elements at once.
+    pub vectors: bool,
+}
+
+impl Buffer {
+    pub fn read(scalar: Scalar) -> Self {
+        Buffer { scalar, writable: false, vectors: false }
+    }
+
+    pub fn write(scalar: Scalar) -> Self {
+        Buffer { scalar, writable: true, vectors: false }
+    }
+}
+
+/// What a workgroup array consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elements {
+    Scalars,
+    /// Vectors of four, which load at once.
+    Vectors,
+    /// Scalars that several invocations may change at once.
+    Atomics,
 }
 
 /// A workgroup array.
@@ -146,8 +246,7 @@ pub struct SharedArray {
     pub slot: SlotId,
     /// In scalars.
     pub length: u32,
-    /// Whether it consists of vectors of four, which load at once.
-    pub vectors: bool,
+    pub elements: Elements,
 }
 
 /// A finished body.
@@ -282,18 +381,25 @@ impl Builder {
         SlotId(self.slots.len() as u32 - 1)
     }
 
+    fn shared_array(&mut self, scalar: Scalar, length: u32, elements: Elements) -> SlotId {
+        let slot = self.new_slot(scalar);
+        self.shared.push(SharedArray { slot, length, elements });
+        slot
+    }
+
     /// A workgroup array.
     pub fn shared(&mut self, scalar: Scalar, length: u32) -> SlotId {
-        let slot = self.new_slot(scalar);
-        self.shared.push(SharedArray { slot, length, vectors: false });
-        slot
+        self.shared_array(scalar, length, Elements::Scalars)
+    }
+
+    /// A workgroup array of u32 that several invocations may raise at once.
+    pub fn shared_atomics(&mut self, length: u32) -> SlotId {
+        self.shared_array(Scalar::U32, length, Elements::Atomics)
     }
 
     /// A workgroup array of vectors of four; `length`, in scalars, is a multiple of four.
     pub fn shared_vectors(&mut self, scalar: Scalar, length: u32) -> SlotId {
-        let slot = self.new_slot(scalar);
-        self.shared.push(SharedArray { slot, length, vectors: true });
-        slot
+        self.shared_array(scalar, length, Elements::Vectors)
     }
 
     pub fn scalar(&self, e: ExprId) -> Scalar {
@@ -312,7 +418,7 @@ impl Builder {
             Expr::Read(_) | Expr::LoadShared { .. } | Expr::LoadSharedVector { .. } => self.scopes.len() - 1,
             _ => {
                 let pinned = match expr {
-                    Expr::Load { .. } => self.scopes.iter().rposition(|s| s.pins_loads).unwrap_or(0),
+                    Expr::Load { .. } | Expr::LoadVector { .. } => self.scopes.iter().rposition(|s| s.pins_loads).unwrap_or(0),
                     _ => 0,
                 };
                 operands(expr).filter_map(|o| self.home[o.0 as usize]).map(position).max().unwrap_or(0).max(pinned)
@@ -419,6 +525,22 @@ impl Builder {
         }
     }
 
+    /// Element `component` of vector `index` of a storage buffer that is only read.
+    pub fn load_component(&mut self, buffer: usize, index: ExprId, component: u8) -> ExprId {
+        let scalar = self.buffers[buffer].scalar;
+        self.buffers[buffer].vectors = true;
+        let vector = self.push(Expr::LoadVector { buffer, index }, scalar);
+        self.push(Expr::Component(vector, component), scalar)
+    }
+
+    pub fn max_magnitude(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.push(Expr::MaxMagnitude(a, b), Scalar::F32)
+    }
+
+    pub fn bitcast(&mut self, scalar: Scalar, x: ExprId) -> ExprId {
+        self.push(Expr::Bitcast(scalar, x), scalar)
+    }
+
     pub fn load_shared(&mut self, array: SlotId, index: ExprId) -> ExprId {
         let scalar = self.slots[array.0 as usize];
         self.push(Expr::LoadShared { array, index }, scalar)
@@ -429,6 +551,12 @@ impl Builder {
         let scalar = self.slots[array.0 as usize];
         let vector = self.push(Expr::LoadSharedVector { array, index }, scalar);
         [0, 1, 2, 3].map(|i| self.push(Expr::Component(vector, i), scalar))
+    }
+
+    /// Expressions so far that load one element of a storage buffer, and those that load four.
+    pub fn loads(&self) -> (usize, usize) {
+        let count = |wanted: fn(&Expr) -> bool| self.exprs.iter().filter(|(e, _)| wanted(e)).count();
+        (count(|e| matches!(e, Expr::Load { .. })), count(|e| matches!(e, Expr::LoadVector { .. })))
     }
 
     /// Emits a statement in the innermost scope.
@@ -455,6 +583,13 @@ impl Builder {
     pub fn read(&mut self, slot: SlotId) -> ExprId {
         let scalar = self.slots[slot.0 as usize];
         self.push(Expr::Read(slot), scalar)
+    }
+
+    /// A matrix with what lies at `place`.
+    pub fn load_matrix(&mut self, role: Role, place: MatrixPlace) -> SlotId {
+        let slot = self.new_slot(if role == Role::C { Scalar::F32 } else { Scalar::F16 });
+        self.stmt(Stmt::Matrix(MatrixStmt::Load { slot, role, place }));
+        slot
     }
 
     fn open(&mut self) {
@@ -605,14 +740,18 @@ impl Builder {
 pub fn operands(expr: &Expr) -> impl Iterator<Item = ExprId> {
     let list: [Option<ExprId>; 5] = match *expr {
         Expr::Literal(_) | Expr::Var(_) | Expr::Read(_) => [None; 5],
-        Expr::Unary(_, x) | Expr::Convert(_, x) | Expr::Quantize(_, x) | Expr::IndexDiv(x, _) | Expr::IndexMod(x, _) => {
-            [Some(x), None, None, None, None]
-        }
-        Expr::Load { index, .. } | Expr::LoadShared { index, .. } | Expr::LoadSharedVector { index, .. } => {
-            [Some(index), None, None, None, None]
-        }
+        Expr::Unary(_, x)
+        | Expr::Convert(_, x)
+        | Expr::Quantize(_, x)
+        | Expr::Bitcast(_, x)
+        | Expr::IndexDiv(x, _)
+        | Expr::IndexMod(x, _) => [Some(x), None, None, None, None],
+        Expr::Load { index, .. }
+        | Expr::LoadVector { index, .. }
+        | Expr::LoadShared { index, .. }
+        | Expr::LoadSharedVector { index, .. } => [Some(index), None, None, None, None],
         Expr::Component(x, _) => [Some(x), None, None, None, None],
-        Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None, None, None],
+        Expr::Binary(_, a, b) | Expr::Compare(_, a, b) | Expr::MaxMagnitude(a, b) => [Some(a), Some(b), None, None, None],
         Expr::Select(a, b, c) | Expr::MulAdd(a, b, c) => [Some(a), Some(b), Some(c), None, None],
         Expr::RandomUniform { key: [a, b, c, d], index, .. } => [a, b, c, d, index].map(Some),
     };

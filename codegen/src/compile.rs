@@ -346,16 +346,20 @@ fn finish_kernel(kernel: &Emitted, label: String, wgsl: String, profile: &Device
     if let Some(&(what, needed, limit)) = checks.iter().find(|(_, needed, limit)| needed > limit) {
         return Err(CompileError::KernelLimit { label, what, needed, limit });
     }
-    validate(&label, &wgsl)?;
+    validate(&label, &wgsl, profile)?;
     let access = kernel.buffers.iter().map(|b| if b.writable { Access::ReadWrite } else { Access::Read }).collect();
     let wgsl = format!("// {}\n\n{wgsl}", label.replace(PARTS, "\n// |"));
     Ok(Kernel { label, wgsl, workgroup_size, access })
 }
 
-fn validate(label: &str, wgsl: &str) -> Result<(), CompileError> {
+fn validate(label: &str, wgsl: &str, profile: &DeviceProfile) -> Result<(), CompileError> {
     let invalid = |message: String| CompileError::InvalidShader { label: label.into(), message, wgsl: wgsl.into() };
     let module = naga::front::wgsl::parse_str(wgsl).map_err(|e| invalid(e.emit_to_string(wgsl)))?;
-    naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::empty())
+    let capabilities = match profile.matrix_unit {
+        Some(_) => naga::valid::Capabilities::SHADER_FLOAT16 | naga::valid::Capabilities::COOPERATIVE_MATRIX,
+        None => naga::valid::Capabilities::empty(),
+    };
+    naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities)
         .validate(&module)
         .map_err(|e| invalid(e.emit_to_string(wgsl)))?;
     Ok(())

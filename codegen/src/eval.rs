@@ -29,6 +29,8 @@ pub struct Evaluator<'a> {
     pub known: HashMap<NodeId, ExprId>,
     /// Set in row kernels with several invocations per row.
     pub lanes: Option<Lanes>,
+    /// Whether elements come in runs of four: loads take four at once where the first of them lies at a multiple of four.
+    pub vectors: bool,
     /// What must hold for the current index to be valid; loads read element 0 otherwise.
     guard: Option<ExprId>,
     memo: HashMap<(NodeId, Vec<Index>, Option<ExprId>), Vec<ExprId>>,
@@ -42,6 +44,7 @@ impl<'a> Evaluator<'a> {
             buffers: HashMap::new(),
             known: HashMap::new(),
             lanes: None,
+            vectors: false,
             guard: None,
             memo: HashMap::new(),
         }
@@ -173,14 +176,28 @@ impl<'a> Evaluator<'a> {
 
     fn load(&mut self, buffer: usize, node: NodeId, at: &[Index]) -> ExprId {
         let linear = ravel(at, &self.graph.ty(node).shape);
-        let mut index = self.b.index(&linear);
-        if let Some(guard) = self.guard
-            && linear.as_constant().is_none()
+        if self.vectors
+            && let Some((vector, component)) = linear.in_vectors()
+            && !self.b.buffers[buffer].writable
+            && self.b.buffers[buffer].scalar == Scalar::F32
         {
-            let zero = self.b.i32(0);
-            index = self.b.select(guard, index, zero);
+            let index = self.guarded_index(&vector);
+            return self.b.load_component(buffer, index, component);
         }
+        let index = self.guarded_index(&linear);
         self.b.load(buffer, index)
+    }
+
+    /// The position of a load, or 0 where the guard does not hold.
+    fn guarded_index(&mut self, linear: &Index) -> ExprId {
+        let index = self.b.index(linear);
+        match self.guard {
+            Some(guard) if linear.as_constant().is_none() => {
+                let zero = self.b.i32(0);
+                self.b.select(guard, index, zero)
+            }
+            _ => index,
+        }
     }
 
     fn constant(&mut self, value: &Tensor) -> ExprId {

@@ -170,6 +170,15 @@ impl Index {
         (Index { terms: quotient, constant: q }, Index { terms: rest, constant: self.constant - q * c })
     }
 
+    /// The position in vectors of four and the component, for values of which the latter is the same everywhere.
+    pub fn in_vectors(&self) -> Option<(Index, u8)> {
+        let aligned = !self.terms.is_empty() && self.terms.iter().all(|(_, k)| k % 4 == 0);
+        aligned.then(|| {
+            let (vector, component) = self.split(4);
+            (vector, component.constant as u8)
+        })
+    }
+
     /// The quotient by `c >= 1`, for values that are not negative.
     pub fn div(&self, c: i64) -> Index {
         if c == 1 {
@@ -213,6 +222,9 @@ impl Index {
             if rest_low >= 0 && rest != *self {
                 return rest.rem(c);
             }
+            if let Some((reduced, g)) = self.without_common_factor(c) {
+                return reduced.rem(c / g).scale(g).shift(self.constant.rem_euclid(g));
+            }
         }
         Self::atom(Atom::Mod(Rc::new(self.clone()), c))
     }
@@ -220,7 +232,7 @@ impl Index {
     /// `self / g` (rounded down) with the greatest common divisor `g > 1` of `c` and all coefficients, if there is one.
     fn without_common_factor(&self, c: i64) -> Option<(Index, i64)> {
         let g = self.terms.iter().fold(c, |g, (_, k)| gcd(g, *k));
-        (g > 1).then(|| {
+        (g > 1 && !self.terms.is_empty()).then(|| {
             let terms = self.terms.iter().map(|(a, k)| (a.clone(), k / g)).collect();
             (Index { terms, constant: self.constant.div_euclid(g) }, g)
         })

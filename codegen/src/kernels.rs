@@ -67,6 +67,9 @@ impl Emitted {
                 .zip(&kernel.buffers)
                 .map(|(bound, buffer)| {
                     let known = all.bound.iter().position(|b| b == bound && matches!(bound, Bound::Read(_)));
+                    if let Some(known) = known {
+                        all.buffers[known].vectors |= buffer.vectors;
+                    }
                     known.unwrap_or_else(|| {
                         all.bound.push(*bound);
                         all.buffers.push(*buffer);
@@ -92,11 +95,13 @@ impl Emitted {
 const WORKGROUP: usize = 64;
 
 /// What a workgroup of a kernel takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workgroup {
     pub invocations: u32,
     /// Lengths of arrays of vectors in workgroup memory, in scalars.
     pub vectors: [usize; 2],
+    /// The same of f16, in scalars of two bytes.
+    pub halves: [usize; 2],
     /// Scalars in workgroup memory besides.
     pub scalars: usize,
 }
@@ -104,7 +109,7 @@ pub struct Workgroup {
 impl Workgroup {
     pub fn of(graph: &Graph, group: &Group, profile: &DeviceProfile) -> Self {
         match &group.domain {
-            Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+            Domain::Map => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
             Domain::Contract { sums, .. } => contract::workgroup(graph, sums, profile),
             Domain::Attention => attention::workgroup(graph, group.root, profile),
@@ -113,8 +118,9 @@ impl Workgroup {
 
     /// Bytes of workgroup memory of a kernel that runs one of these, at most.
     pub fn shared_bytes(all: &[Workgroup]) -> usize {
-        let vectors = |i: usize| all.iter().map(|w| w.vectors[i]).max().unwrap_or(0);
-        4 * (vectors(0) + vectors(1) + all.iter().map(|w| w.scalars).max().unwrap_or(0))
+        let most = |of: fn(&Workgroup) -> usize| all.iter().map(of).max().unwrap_or(0);
+        let words = most(|w| w.vectors[0]) + most(|w| w.vectors[1]) + most(|w| w.scalars);
+        4 * words + 2 * (most(|w| w.halves[0]) + most(|w| w.halves[1]))
     }
 }
 
@@ -148,10 +154,10 @@ pub fn copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
     let mut e = Evaluator::new(graph);
     let mut bound = Vec::new();
     if !matches!(graph.node(from).op, Op::Iota { .. }) {
-        e.buffers.insert(from, e.b.buffer(Buffer { scalar, writable: false }));
+        e.buffers.insert(from, e.b.buffer(Buffer::read(scalar)));
         bound.push(Bound::Read(from));
     }
-    let target = e.b.buffer(Buffer { scalar, writable: true });
+    let target = e.b.buffer(Buffer::write(scalar));
     bound.push(Bound::Write(from));
     let (i, workgroups) = global_invocation(&mut e.b, shape.numel(), WORKGROUP, profile);
     let value = e.eval(from, &unravel(&i, shape));
@@ -176,13 +182,13 @@ impl<'a> KernelEmitter<'a> {
         let overwritten: BTreeSet<NodeId> = group.stored.iter().filter_map(|s| in_place.get(&s.node)).copied().collect();
         for &node in group.reads.difference(&overwritten) {
             let scalar = graph.ty(node).dtype.device().into();
-            e.buffers.insert(node, e.b.buffer(Buffer { scalar, writable: false }));
+            e.buffers.insert(node, e.b.buffer(Buffer::read(scalar)));
             bound.push(Bound::Read(node));
         }
         let mut targets = Vec::new();
         for stored in &group.stored {
             let scalar = graph.ty(stored.node).dtype.device().into();
-            let buffer = e.b.buffer(Buffer { scalar, writable: true });
+            let buffer = e.b.buffer(Buffer::write(scalar));
             targets.push(buffer);
             bound.push(match in_place.get(&stored.node) {
                 Some(&from) => {

@@ -19,12 +19,14 @@ pub mod profile;
 pub mod program;
 mod recompute;
 pub mod saturate;
+#[cfg(test)]
+mod simulate;
 mod stored;
 mod wgsl;
 
 pub use compile::{CompileError, CompileOptions, CompileReport, Compiled, compile};
 pub use key::PlanKey;
-pub use profile::{DeviceKind, DeviceProfile};
+pub use profile::{DeviceKind, DeviceProfile, MatrixUnit, Precision};
 pub use program::Program;
 pub use saturate::raise;
 pub use stored::{StoredError, from_bytes, to_bytes};

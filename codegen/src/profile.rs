@@ -16,6 +16,25 @@ pub struct DeviceProfile {
     pub compute_units: u32,
     /// Iterations that all loops of one invocation may run together. llvmpipe leaves every loop, silently, when 65,535 are spent.
     pub max_loop_iterations: u64,
+    /// Matrix units that products may use, at the price of operands rounded to f16.
+    pub matrix_unit: Option<MatrixUnit>,
+}
+
+/// Units that multiply 16x16 matrices of f16 and add in f32, driven by a subgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixUnit {
+    /// Invocations of a subgroup.
+    pub subgroup: u32,
+}
+
+/// What arithmetic programs may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    #[default]
+    Strict,
+    /// Products may round their operands to f16, scaled by powers of two, and add in f32, where the device has units for that.
+    Accelerated,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +57,7 @@ impl DeviceProfile {
             max_workgroups: [65535; 3],
             compute_units: 32,
             max_loop_iterations: u64::MAX,
+            matrix_unit: None,
         }
     }
 

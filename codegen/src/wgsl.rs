@@ -8,7 +8,7 @@ use std::fmt::Write;
 use meganeura_shaders::HELPERS;
 
 use self::printer::Printer;
-use crate::body::{Body, Buffer, Builtin, ExprId, Scalar, SlotId, Stmt, operands};
+use crate::body::{Body, Buffer, Builtin, Elements, ExprId, MatrixStmt, Scalar, SlotId, Stmt, operands};
 
 /// A body in a kernel, which may have several.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
     let (mut first, several) = (0, parts.len() > 1);
     for part in parts {
         let depth = if several { 2 } else { 1 };
-        let (body, needed) = Printer::new(part, arrays.name(&part.body)).print(depth);
+        let (body, needed) = Printer::new(part, buffers, arrays.name(&part.body)).print(depth);
         if several {
             let otherwise = if first == 0 { "    " } else { " else " };
             let _ = writeln!(text, "{otherwise}if number < {}u {{", first + part.workgroups);
@@ -66,6 +66,9 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
         text.push('\n');
     }
     let mut source = String::new();
+    if parts.iter().any(|part| uses_matrices(&part.body.stmts)) {
+        source.push_str("enable f16;\nenable wgpu_cooperative_matrix;\n\n");
+    }
     for (position, helper) in HELPERS.iter().enumerate() {
         if helpers.contains(&position) {
             source.push_str(helper.source);
@@ -75,14 +78,17 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
     for (i, buffer) in buffers.iter().enumerate() {
         let access = if buffer.writable { "read_write" } else { "read" };
         let element = scalar_name(stored(buffer.scalar));
+        let element = if buffer.vectors { format!("vec4<{element}>") } else { element.to_string() };
         let _ = writeln!(source, "@group(0) @binding({i}) var<storage, {access}> b{i}: array<{element}>;");
     }
     for (i, array) in arrays.0.iter().enumerate() {
         let element = scalar_name(array.scalar);
-        let _ = match array.vectors {
-            true => writeln!(source, "var<workgroup> w{i}: array<vec4<{element}>, {}>;", array.length / 4),
-            false => writeln!(source, "var<workgroup> w{i}: array<{element}, {}>;", array.length),
+        let (element, length) = match array.elements {
+            Elements::Scalars => (element.to_string(), array.length),
+            Elements::Vectors => (format!("vec4<{element}>"), array.length / 4),
+            Elements::Atomics => (format!("atomic<{element}>"), array.length),
         };
+        let _ = writeln!(source, "var<workgroup> w{i}: array<{element}, {length}>;");
     }
     let [x, y, z] = parts.first().map_or([1; 3], |part| part.body.workgroup_size);
     let _ = writeln!(
@@ -97,6 +103,14 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
     source
 }
 
+fn uses_matrices(stmts: &[Stmt]) -> bool {
+    stmts.iter().any(|stmt| match stmt {
+        Stmt::Matrix(_) => true,
+        Stmt::For { body, .. } | Stmt::If { body, .. } => uses_matrices(body),
+        _ => false,
+    })
+}
+
 /// The number of a workgroup in its grid.
 fn linear(workgroups_x: u32, workgroups_y: u32) -> String {
     match (workgroups_x, workgroups_y) {
@@ -105,13 +119,17 @@ fn linear(workgroups_x: u32, workgroups_y: u32) -> String {
     }
 }
 
+/// Bytes of which each workgroup array has a multiple. Drivers lay arrays out one after another, and read matrices from multiples of this
+/// only.
+const ARRAY_ALIGNMENT: u32 = 16;
+
 /// Workgroup arrays of a kernel. A workgroup runs one part, so parts share them.
 #[derive(Default)]
 struct Arrays(Vec<Array>);
 
 struct Array {
     scalar: Scalar,
-    vectors: bool,
+    elements: Elements,
     length: u32,
 }
 
@@ -121,14 +139,15 @@ impl Arrays {
         let mut taken = HashMap::new();
         for shared in &body.shared {
             let scalar = stored(body.slots[shared.slot.0 as usize]);
+            let length = shared.length.next_multiple_of(ARRAY_ALIGNMENT / scalar.shared_bytes());
             let alike = |i: &usize| {
                 let array = &self.0[*i];
-                array.scalar == scalar && array.vectors == shared.vectors && !taken.values().any(|used| used == i)
+                array.scalar == scalar && array.elements == shared.elements && !taken.values().any(|used| used == i)
             };
             let index = (0..self.0.len()).find(alike).unwrap_or(self.0.len());
             match self.0.get_mut(index) {
-                Some(array) => array.length = array.length.max(shared.length),
-                None => self.0.push(Array { scalar, vectors: shared.vectors, length: shared.length }),
+                Some(array) => array.length = array.length.max(length),
+                None => self.0.push(Array { scalar, elements: shared.elements, length }),
             }
             taken.insert(shared.slot, index);
         }
@@ -142,12 +161,13 @@ pub fn shared_bytes<'a>(bodies: impl IntoIterator<Item = &'a Body>) -> u64 {
     for body in bodies {
         arrays.name(body);
     }
-    arrays.0.iter().map(|array| u64::from(array.length) * 4).sum()
+    arrays.0.iter().map(|array| u64::from(array.length * array.scalar.shared_bytes())).sum()
 }
 
 fn scalar_name(s: Scalar) -> &'static str {
     match s {
         Scalar::F32 => "f32",
+        Scalar::F16 => "f16",
         Scalar::I32 => "i32",
         Scalar::U32 => "u32",
         Scalar::Bool => "bool",
@@ -203,12 +223,27 @@ impl Usage {
                     roots.push((*condition, block));
                     self.visit(body, next, roots);
                 }
-                Stmt::Store { index, value, .. } | Stmt::StoreShared { index, value, .. } => {
+                Stmt::Store { index, value, .. }
+                | Stmt::StoreShared { index, value, .. }
+                | Stmt::AtomicMax { index, value, .. } => {
                     roots.extend([(*index, block), (*value, block)]);
                 }
+                Stmt::StoreSharedVector { index, values, .. } => {
+                    roots.extend([index].into_iter().chain(values).map(|e| (*e, block)));
+                }
+                Stmt::Matrix(stmt) => roots.extend(matrix_operand(stmt).map(|e| (e, block))),
                 Stmt::Barrier | Stmt::Return => {}
             }
         }
+    }
+}
+
+/// The expression that a statement on matrices reads.
+fn matrix_operand(stmt: &MatrixStmt) -> Option<ExprId> {
+    match stmt {
+        MatrixStmt::Load { place, .. } | MatrixStmt::Store { place, .. } => Some(place.first),
+        MatrixStmt::Scale { factor, .. } => Some(*factor),
+        MatrixStmt::MultiplyAdd { .. } => None,
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{built, compiled, f32s, gelu, linear_relu, matmul, momentum_step, parameter, softmax};
-use meganeura_codegen::DeviceProfile;
+use meganeura_codegen::{DeviceProfile, MatrixUnit};
 use meganeura_ir::{BinaryOp, ConvDims, DType, Graph, NodeId, Op, ReduceOp, ScatterOp, TensorType, UnaryOp};
 
 /// `x @ w` of sizes `m x k` and `k x n`.
@@ -103,7 +103,13 @@ fn precedence() -> Graph {
 fn each_family_and_variant_prints_readable_wgsl() {
     let (generic, software) = (DeviceProfile::generic(), DeviceProfile::software());
     let small = DeviceProfile { compute_units: 1, ..DeviceProfile::generic() };
-    let kernels: [(&str, Graph, &DeviceProfile); 17] = [
+    let matrices = DeviceProfile {
+        compute_units: 132,
+        max_workgroup_bytes: 48 << 10,
+        matrix_unit: Some(MatrixUnit { subgroup: 32 }),
+        ..DeviceProfile::generic()
+    };
+    let kernels: [(&str, Graph, &DeviceProfile); 19] = [
         ("map", gelu(), &generic),
         ("map_precedence", precedence(), &generic),
         ("map_joined", joined_maps(), &generic),
@@ -114,6 +120,8 @@ fn each_family_and_variant_prints_readable_wgsl() {
         ("contract_lanes", product([2, 90, 64]), &generic),
         ("contract_slices", product([100, 72, 64]), &generic),
         ("contract_tiled", product([64, 64, 64]), &small),
+        ("contract_matrices", product([256, 256, 1024]), &matrices),
+        ("contract_matrices_large", product([4096, 4096, 4096]), &matrices),
         ("contract_two_sums", gate(), &generic),
         ("contract_terms", sum_of_products(), &generic),
         ("contract_joined", joined_products(), &software),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meganeura_codegen::profile::DeviceProfile;
+use meganeura_codegen::profile::{DeviceProfile, MatrixUnit};
 
 use crate::device::{DeviceError, catch};
 
@@ -49,6 +49,8 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Multiprocessors or compute units, where the driver tells.
     pub multiprocessors: Option<u32>,
+    /// Units that multiply matrices of f16.
+    pub matrix_unit: Option<MatrixUnit>,
     /// Why the adapter cannot be opened.
     pub unsupported: Option<String>,
 }
@@ -59,7 +61,7 @@ impl DeviceInfo {
         self.kind == AdapterKind::Software
     }
 
-    /// What codegen must respect on this adapter.
+    /// What codegen must respect on this adapter, in strict precision.
     pub fn profile(&self) -> DeviceProfile {
         let limits = &self.limits;
         let base = if self.is_software() { DeviceProfile::software() } else { DeviceProfile::generic() };
@@ -116,6 +118,11 @@ pub(crate) fn list() -> Result<Vec<DeviceInfo>, DeviceError> {
             Some(blade_graphics::DeviceReportStatus::Rejected(reason)) => Some(reason.clone()),
             None => Some("the graphics library does not see it".into()),
         };
+        let tile = match report.map(|r| &r.status) {
+            Some(blade_graphics::DeviceReportStatus::Available { caps, .. }) => caps.cooperative_matrix.f16_tile,
+            _ => 0,
+        };
+        adapter.matrix_unit = adapter.matrix_unit.filter(|_| tile == 16);
     }
     Ok(adapters)
 }
@@ -126,7 +133,7 @@ mod platform {
 
     use ash::vk;
 
-    use super::{AdapterKind, DeviceInfo, Limits};
+    use super::{AdapterKind, DeviceInfo, Limits, MatrixUnit};
     use crate::device::DeviceError;
 
     pub(super) fn list() -> Result<Vec<DeviceInfo>, DeviceError> {
@@ -194,8 +201,22 @@ mod platform {
                 workgroups: limits.max_compute_work_group_count,
             },
             multiprocessors,
+            // SAFETY: by this function's contract.
+            matrix_unit: unsafe { subgroup(instance, device) }.map(|subgroup| MatrixUnit { subgroup }),
             unsupported: None,
         }
+    }
+
+    /// Invocations of a subgroup, where subgroups can multiply 16x16 matrices of f16.
+    ///
+    /// # Safety
+    /// As of [`describe`].
+    unsafe fn subgroup(instance: &ash::Instance, device: vk::PhysicalDevice) -> Option<u32> {
+        let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroups);
+        // SAFETY: by this function's contract; the chained structure belongs to Vulkan 1.1.
+        unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+        Some(subgroups.subgroup_size)
     }
 
     /// # Safety
@@ -256,6 +277,7 @@ mod platform {
                 workgroups: [65535; 3],
             },
             multiprocessors: None,
+            matrix_unit: None,
             unsupported: None,
         };
         Ok(reports.into_iter().map(describe).collect())

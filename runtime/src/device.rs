@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blade_graphics::{Context, ContextDesc};
-use meganeura_codegen::profile::DeviceProfile;
+use meganeura_codegen::profile::{DeviceProfile, Precision};
 
 use crate::adapter::{self, DeviceInfo};
 use crate::fault::{Fault, Faults, Site};
 use crate::self_test::{self, Probe};
+use crate::session::SessionError;
 
 /// Why a device cannot be opened, or what went wrong on it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +108,11 @@ impl std::str::FromStr for DeviceSelector {
 pub struct Device {
     context: ManuallyDrop<Arc<Context>>,
     info: DeviceInfo,
+    precision: Precision,
+    /// Of strict precision.
     profile: DeviceProfile,
+    /// Of accelerated precision, where the device was opened at that and has what it takes.
+    accelerated: OnceLock<DeviceProfile>,
     dead: AtomicBool,
     /// Nothing is on it any more, whatever was submitted.
     lost: AtomicBool,
@@ -136,6 +141,13 @@ impl Device {
 
     /// Opens an adapter and runs the [self-test](self_test) on it.
     pub fn open(selector: &DeviceSelector) -> Result<Arc<Self>, DeviceError> {
+        Self::open_at(selector, Precision::Strict)
+    }
+
+    /// As [`Device::open`], for programs of some precision: the [profile](Device::profile) offers them what it permits. Whether the matrix
+    /// units of the device are right is tried first; where they are not, or there are none, nothing differs from strict precision but
+    /// what [`Device::probes`] tells.
+    pub fn open_at(selector: &DeviceSelector, precision: Precision) -> Result<Arc<Self>, DeviceError> {
         let (context, info) = {
             let _alone = instances();
             let adapters = adapter::list()?;
@@ -145,12 +157,17 @@ impl Device {
             let context = catch(|| unsafe { Context::init(desc) })?;
             (context.map_err(|e| DeviceError::Unavailable(e.to_string()))?, info.clone())
         };
-        Self::checked(Arc::new(context), info)
+        Self::checked(Arc::new(context), info, precision)
     }
 
     /// Shares the context of a host that owns the device, and runs the [self-test](self_test) on it. The host goes on using the context, and
     /// records sessions into its own encoders with [`Session::record`](crate::Session::record).
     pub fn with_context(context: Arc<Context>) -> Result<Arc<Self>, DeviceError> {
+        Self::with_context_at(context, Precision::Strict)
+    }
+
+    /// As [`Device::with_context`], for programs of some precision.
+    pub fn with_context_at(context: Arc<Context>, precision: Precision) -> Result<Arc<Self>, DeviceError> {
         let wanted = context.device_information();
         let adapters = Self::list()?;
         let found = adapters.iter().find(|a| a.name == wanted.device_name && a.driver == wanted.driver_name);
@@ -158,13 +175,15 @@ impl Device {
             selector: DeviceSelector::Name(wanted.device_name.clone()),
             available: names(&adapters),
         })?;
-        Self::checked(context, info)
+        Self::checked(context, info, precision)
     }
 
-    fn checked(context: Arc<Context>, info: DeviceInfo) -> Result<Arc<Self>, DeviceError> {
+    fn checked(context: Arc<Context>, info: DeviceInfo, precision: Precision) -> Result<Arc<Self>, DeviceError> {
         let device = Arc::new(Device {
             context: ManuallyDrop::new(context),
+            precision,
             profile: info.profile(),
+            accelerated: OnceLock::new(),
             info,
             dead: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -174,10 +193,18 @@ impl Device {
             memory: MemoryCounters::default(),
         });
         let name = || device.info.name.clone();
-        let probes = self_test::run(&device).map_err(|e| DeviceError::SelfTestAborted { name: name(), reason: e.to_string() })?;
+        let aborted = |e: SessionError| DeviceError::SelfTestAborted { name: name(), reason: e.to_string() };
+        let mut probes = self_test::run(&device).map_err(aborted)?;
         let wrong: Vec<String> = probes.iter().filter(|p| !p.passed).map(|p| p.name.into()).collect();
         if !wrong.is_empty() {
             return Err(DeviceError::SelfTest { name: name(), probes: wrong });
+        }
+        if let (Precision::Accelerated, Some(unit)) = (precision, device.info.matrix_unit) {
+            let probe = self_test::run_matrix_unit(&device, unit).map_err(aborted)?;
+            if probe.passed {
+                device.accelerated.get_or_init(|| DeviceProfile { matrix_unit: Some(unit), ..device.profile.clone() });
+            }
+            probes.push(probe);
         }
         device.probes.get_or_init(|| probes);
         Ok(device)
@@ -187,9 +214,14 @@ impl Device {
         &self.info
     }
 
-    /// What codegen must respect on this device.
+    /// What codegen must respect on this device, and what it may use.
     pub fn profile(&self) -> &DeviceProfile {
-        &self.profile
+        self.accelerated.get().unwrap_or(&self.profile)
+    }
+
+    /// The precision of the programs that this device is open for.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The outcome of each probe of the self-test.
@@ -378,6 +410,7 @@ mod tests {
             device_id,
             limits,
             multiprocessors: None,
+            matrix_unit: None,
             unsupported: None,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meganeura_codegen::profile::MatrixUnit;
 use meganeura_codegen::program::{Access, Space};
 use meganeura_ir::{DType, TensorType};
 
@@ -155,6 +156,56 @@ pub fn run(device: &Arc<Device>) -> Result<Vec<Probe>, SessionError> {
         Probe { name, passed: output.to_i64_vec() == words }
     });
     Ok(probes.collect())
+}
+
+/// Multiplies and adds matrices of f16 that are not symmetric, in both layouts, with results that f16 cannot hold.
+pub(crate) fn run_matrix_unit(device: &Arc<Device>, unit: MatrixUnit) -> Result<Probe, SessionError> {
+    const SIDE: u32 = 16;
+    let wgsl = format!(
+        "enable f16;
+        enable wgpu_cooperative_matrix;
+        @group(0) @binding(0) var<storage, read_write> b0: array<u32>;
+        var<workgroup> left: array<f16, 256>;
+        var<workgroup> right: array<f16, 256>;
+        var<workgroup> sums: array<f32, 256>;
+        @compute @workgroup_size({0})
+        fn main(@builtin(local_invocation_index) lane: u32) {{
+            for (var i = lane; i < 256u; i += {0}u) {{
+                left[i] = f16(i % 16u * 3u + i / 16u);
+                right[i] = f16(f32(i % 16u) * 2.0 - f32(i / 16u) * 5.0);
+                sums[i] = f32(i) * 0.5;
+            }}
+            workgroupBarrier();
+            let first = 0;
+            var c = coopLoadT<coop_mat16x16<f32, C>>(&sums[first], 16u);
+            let a = coopLoadT<coop_mat16x16<f16, A>>(&left[first], 16u);
+            let b = coopLoad<coop_mat16x16<f16, B>>(&right[first], 16u);
+            c = coopMultiplyAdd(a, b, c);
+            c = c * 4.0;
+            workgroupBarrier();
+            coopStoreT(c, &sums[first], 16u);
+            workgroupBarrier();
+            for (var i = lane; i < 256u; i += {0}u) {{ b0[i] = bitcast<u32>(sums[i]); }}
+        }}",
+        unit.subgroup
+    );
+    let name = "f16 matrix units";
+    let mut a = Assembler::new();
+    let result = a.output(name, TensorType::new(DType::U32, [(SIDE * SIDE) as usize]));
+    let kernel = a.kernel(name, &wgsl, [unit.subgroup, 1, 1], &[Access::ReadWrite]);
+    a.dispatch(kernel, &[result], [1, 1, 1], false);
+    let program = Arc::new(a.finish());
+    let store = ParameterStore::new(device, &program)?;
+    let outputs = Session::new(device, program, &store)?.run(&[])?;
+    let expected = |i: u32| -> i64 {
+        let (row, column) = (i / SIDE, i % SIDE);
+        let left = |k: u32| (k * 3 + row) as f32;
+        let right = |k: u32| k as f32 * 2.0 - column as f32 * 5.0;
+        let sum = (0..SIDE).fold(i as f32 * 0.5, |sum, k| sum + left(k) * right(k));
+        (sum * 4.0).to_bits().into()
+    };
+    let words: Vec<i64> = (0..SIDE * SIDE).map(expected).collect();
+    Ok(Probe { name, passed: outputs.first().is_some_and(|output| output.to_i64_vec() == words) })
 }
 
 #[cfg(test)]

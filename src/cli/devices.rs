@@ -2,7 +2,7 @@
 
 use clap::Args;
 use meganeura::runtime::DeviceInfo;
-use meganeura::{Device, DeviceSelector, Error};
+use meganeura::{Device, DeviceSelector, Error, Precision};
 use serde_json::{Value, json};
 
 use super::{Failure, print, print_json};
@@ -39,7 +39,7 @@ impl Tested {
     fn new(info: DeviceInfo) -> Self {
         let opened = match &info.unsupported {
             Some(reason) => Err(reason.clone()),
-            None => Device::open(&DeviceSelector::Index(info.index)).map_err(|e| e.to_string()),
+            None => Device::open_at(&DeviceSelector::Index(info.index), Precision::Accelerated).map_err(|e| e.to_string()),
         };
         match opened {
             Ok(device) => {
@@ -68,6 +68,7 @@ impl Tested {
             "workgroup_bytes": limits.workgroup_bytes,
             "workgroup_invocations": limits.workgroup_invocations,
             "workgroups": limits.workgroups,
+            "matrix_unit": info.matrix_unit.is_some(),
             "usable": refusal.is_none(),
             "reason": refusal,
             "self_test": probes,
@@ -84,7 +85,7 @@ impl Tested {
             Some(reason) => format!("not usable: {reason}"),
         };
         format!(
-            "{}: {} ({})\n  driver      {} {}\n  memory      {}, allocations to {}\n  bindings    {} of {}\n  workgroups  {} invocations, {} KiB shared\n  status      {verdict}\n",
+            "{}: {} ({})\n  driver      {} {}\n  memory      {}, allocations to {}\n  bindings    {} of {}\n  workgroups  {} invocations, {} KiB shared\n  matrices    {}\n  status      {verdict}\n",
             info.index,
             info.name,
             info.kind,
@@ -96,6 +97,7 @@ impl Tested {
             mebibytes(limits.storage_binding_bytes),
             limits.workgroup_invocations,
             limits.workgroup_bytes >> 10,
+            if info.matrix_unit.is_some() { "f16 units, for --precision accelerated" } else { "no f16 units" },
         )
     }
 }

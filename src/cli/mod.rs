@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meganeura::plan_cache::{PlanCache, PlanCacheChoice, use_plan_cache};
-use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, LossScale, Model, Shape, Tensor};
+use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, Model, Shape, Tensor};
 
 #[derive(Debug, Parser)]
 #[command(name = "meganeura", version, about, max_term_width = 100)]
@@ -236,16 +236,20 @@ struct DeviceArgs {
 enum Precision {
     /// 32-bit floats throughout
     Strict,
+    /// Products on the device's matrix units, where it has them: operands rounded to 16 bits, sums of 32
+    Accelerated,
+}
+
+impl From<Precision> for meganeura::Precision {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Strict => meganeura::Precision::Strict,
+            Precision::Accelerated => meganeura::Precision::Accelerated,
+        }
+    }
 }
 
 impl DeviceArgs {
-    /// How training scales the loss where the user does not say.
-    fn loss_scale(&self) -> Option<LossScale> {
-        match self.precision {
-            Precision::Strict => None,
-        }
-    }
-
     /// Makes programs come from the cache that the user chose.
     fn choose_plan_cache(&self) {
         use_plan_cache(self.plan_cache.clone().map_or_else(PlanCache::of_user, |choice| choice.0));
@@ -253,9 +257,11 @@ impl DeviceArgs {
 
     fn open(&self) -> Result<Arc<Device>, Failure> {
         self.choose_plan_cache();
-        match self.precision {
-            Precision::Strict => Ok(Device::open(&self.device).map_err(Error::from)?),
+        let device = Device::open_at(&self.device, self.precision.into()).map_err(Error::from)?;
+        if matches!(self.precision, Precision::Accelerated) && device.profile().matrix_unit.is_none() {
+            eprintln!("note: {} has no matrix units that work: it computes as --precision strict does", device.info().name);
         }
+        Ok(device)
     }
 }
 

@@ -82,7 +82,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     warmup: u64,
     /// What the loss is multiplied by while its gradients are computed: dynamic, as PyTorch's GradScaler does it, off, or a number
-    /// [default: off with --precision strict]
+    /// [default: off: accelerated products scale their operands by themselves]
     #[arg(long, value_name = "dynamic|off|N", value_parser = parse_loss_scale)]
     loss_scale: Option<LossScaleArg>,
     /// The largest norm of all gradients together
@@ -210,7 +210,7 @@ impl TrainArgs {
             decay: self.schedule.clone(),
             warmup: self.warmup,
             clip: self.clip,
-            loss_scale: self.loss_scale.map_or_else(|| self.device.loss_scale(), |given| given.0),
+            loss_scale: self.loss_scale.and_then(|given| given.0),
             batch: self.batch,
             accumulate: self.accumulate,
             length,

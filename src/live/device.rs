@@ -2,19 +2,26 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meganeura_codegen::Precision;
 use meganeura_runtime::{Device, DeviceError, DeviceSelector};
 
 /// Opens a device, and another in its place once it is dead. Those who share it notice by [`DeviceSource::current`].
 #[derive(Debug)]
 pub struct DeviceSource {
     selector: DeviceSelector,
+    precision: Precision,
     current: Mutex<Option<Arc<Device>>>,
 }
 
 impl DeviceSource {
     /// A source that opens its device when it is first asked for.
     pub fn new(selector: DeviceSelector) -> Self {
-        DeviceSource { selector, current: Mutex::new(None) }
+        DeviceSource { selector, precision: Precision::Strict, current: Mutex::new(None) }
+    }
+
+    /// As [`DeviceSource::new`], for programs of some precision.
+    pub fn at(self, precision: Precision) -> Self {
+        DeviceSource { precision, ..self }
     }
 
     /// The device, open and alive.
@@ -29,7 +36,7 @@ impl DeviceSource {
         match &*current {
             Some(device) => Ok(device.clone()),
             None => {
-                let device = Device::open(&self.selector)?;
+                let device = Device::open_at(&self.selector, self.precision)?;
                 *current = Some(device.clone());
                 Ok(device)
             }

@@ -34,8 +34,8 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
 pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgroup {
     let tiled = attention(graph, node).and_then(|spec| tiled::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
     match tiled {
-        Some(scalars) => Workgroup { invocations: tiled::WORKGROUP as u32, vectors: [0, 0], scalars },
-        None => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+        Some(scalars) => Workgroup { invocations: tiled::WORKGROUP as u32, scalars, ..Workgroup::default() },
+        None => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
     }
 }
 

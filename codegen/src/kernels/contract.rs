@@ -1,8 +1,12 @@
 //! The contraction family: `c[b, m, n] = sum_k lhs(b, m, k) * rhs(b, n, k)`, with operands read through index arithmetic and
 //! a prologue, and an epilogue on the accumulators.
 
-use meganeura_ir::{BinaryOp, CompareOp, Graph, NodeId};
+mod cooperative;
+mod staging;
 
+use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, NodeId};
+
+use self::cooperative::{MATRIX_TILINGS, MatrixTiling};
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::{Place, Sum};
@@ -20,6 +24,8 @@ pub enum Schedule {
     Lanes { across: usize, lanes: usize },
     /// Through workgroup memory.
     Tiled(Tiling),
+    /// Through workgroup memory and matrix units.
+    Cooperative(MatrixTiling),
 }
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `threads.0 x threads.1` invocations hold
@@ -147,9 +153,15 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
     if k >= SHORT_SUM && m > THIN && n > THIN {
         let fitting = TILINGS
             .iter()
-            .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_ACCUMULATORS);
-        if let Some(best) = fitting.min_by_key(|tiling| tiling.cycles(sizes, profile)) {
-            return Schedule::Tiled(*best);
+            .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_ACCUMULATORS)
+            .map(|tiling| (tiling.cycles(sizes, profile), Schedule::Tiled(*tiling)));
+        let halvable = terms().all(|&term| matches!(graph.ty(term).dtype, DType::F32 | DType::F16 | DType::BF16));
+        let matrix = MATRIX_TILINGS
+            .iter()
+            .filter(|tiling| halvable && tiling.fits(sums.len(), profile))
+            .map(|tiling| (tiling.cycles(sizes, profile), Schedule::Cooperative(*tiling)));
+        if let Some((_, best)) = fitting.chain(matrix).min_by_key(|(cycles, _)| *cycles) {
+            return best;
         }
     }
     let outputs = batch * m * n;
@@ -164,12 +176,14 @@ const LANES_WORKGROUP: usize = 256;
 pub fn workgroup(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Workgroup {
     let shape = contract_shape(graph, sums[0].terms[0]);
     let thin = [&shape.m, &shape.n].map(|d| d.iter().product::<usize>()).into_iter().min().unwrap_or(1);
-    let (invocations, vectors, scalars) = match schedule(graph, sums, profile) {
-        Schedule::Direct { .. } => (WORKGROUP, [0, 0], 0),
-        Schedule::Lanes { .. } => (LANES_WORKGROUP, [0, 0], LANES_WORKGROUP * thin * sums.len()),
-        Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), tiling.exchange()),
+    let none = [0, 0];
+    let (invocations, vectors, halves, scalars) = match schedule(graph, sums, profile) {
+        Schedule::Direct { .. } => (WORKGROUP, none, none, 0),
+        Schedule::Lanes { .. } => (LANES_WORKGROUP, none, none, LANES_WORKGROUP * thin * sums.len()),
+        Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), none, tiling.exchange()),
+        Schedule::Cooperative(tiling) => (tiling.invocations(), none, tiling.halves(), tiling.scalars(sums.len())),
     };
-    Workgroup { invocations: invocations as u32, vectors, scalars }
+    Workgroup { invocations: invocations as u32, vectors, halves, scalars }
 }
 
 struct Contraction<'k, 'g> {
@@ -189,16 +203,6 @@ struct Coordinate {
     within: Option<ExprId>,
 }
 
-/// An element of a tile on its way to workgroup memory.
-struct Staged {
-    left: bool,
-    /// Along the result's axis, in the tile.
-    row: Index,
-    /// Along the sum, in the step.
-    column: Index,
-    free: Coordinate,
-}
-
 /// Emits the kernel; returns the grid.
 pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> [u32; 3] {
     let dot = sums[0].terms[0];
@@ -209,6 +213,7 @@ pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Pla
         Schedule::Direct { m, n } => c.direct(m, n, profile),
         Schedule::Lanes { across, lanes } => c.lanes(across, lanes, profile),
         Schedule::Tiled(tiling) => c.tiled(&tiling, profile),
+        Schedule::Cooperative(tiling) => c.cooperative(&tiling, profile),
     }
 }
 
@@ -509,11 +514,13 @@ impl Contraction<'_, '_> {
                 if active.is_some() {
                     b.begin_if();
                 }
+                let outer = self.kernel.e.begin_guard(active);
                 let place = place.clone().bounded(0, results as i64 - 1);
                 let (row_in_tile, column) = (place.div(tile_n as i64), place.rem(tile_n as i64));
                 let m = self.coordinate(first_m.add(&in_tile(&row_in_tile, threads.0, row)), &m_shape);
                 let n = self.coordinate(first_n.add(&column), &n_shape);
                 self.finish_element(values, &m, &n);
+                self.kernel.e.end_guard(outer);
                 if let Some(active) = active {
                     self.kernel.e.b.end_if(active);
                 }
@@ -531,32 +538,30 @@ impl Contraction<'_, '_> {
         let run = k.div_ceil(slices * depth) * depth;
         let zero = self.kernel.e.b.i32(0);
         let first_k = seat.slice.scale(run as i64);
-        let staged = self.staged(tiling, &seat.thread, firsts);
-        let ahead: Vec<SlotId> = match tiling.prefetches() {
-            true => staged.iter().map(|element| self.staged_value(element, &first_k)).collect::<Vec<_>>(),
-            false => Vec::new(),
-        }
-        .into_iter()
-        .map(|value| self.kernel.e.b.declare(value))
-        .collect();
-        let (token, step) = self.kernel.e.b.begin_for(zero, run, depth);
-        let k0 = first_k.add(&step);
-        for (i, element) in staged.iter().enumerate() {
-            let value = match ahead.get(i) {
-                Some(&slot) => self.kernel.e.b.read(slot),
-                None => self.staged_value(element, &k0),
-            };
-            let (array, pitch) = if element.left { (lhs_tile, tile_m + PADDING) } else { (rhs_tile, tile_n + PADDING) };
-            let place = seat.slice.scale((pitch * depth) as i64).add(&element.column.scale(pitch as i64)).add(&element.row);
-            let b = &mut self.kernel.e.b;
-            let index = b.index(&place);
-            b.stmt(Stmt::StoreShared { array, index, value });
+        let sides = [(true, tile_m, firsts[0]), (false, tile_n, firsts[1])]
+            .map(|(left, tile, first)| self.side(left, tile, depth, &first.scale(tile as i64)));
+        let staged = sides.each_ref().map(|side| self.staged(side, &seat.thread, threads.0 * threads.1));
+        let ahead = if tiling.prefetches() { self.ahead(&sides, &staged, &first_k) } else { Vec::new() };
+        let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);
+        let k0 = first_k.add(&step.scale(depth as i64));
+        let values: Vec<ExprId> = match ahead.is_empty() {
+            true => self.staged_values(&sides, &staged, &k0),
+            false => ahead.iter().map(|&slot| self.kernel.e.b.read(slot)).collect(),
+        };
+        let mut values = values.into_iter();
+        for ((side, elements), (array, tile)) in sides.iter().zip(&staged).zip([(lhs_tile, tile_m), (rhs_tile, tile_n)]) {
+            let pitch = tile + PADDING;
+            let own = seat.slice.scale((pitch * depth) as i64);
+            for element in elements {
+                let place = own.add(&element.column.scale(pitch as i64)).add(&element.row);
+                let step = if side.along_k { pitch as i64 } else { 1 };
+                let values: Vec<ExprId> = values.by_ref().take(side.width).collect();
+                self.store_run(array, &place, step, &values);
+            }
         }
         self.kernel.e.b.stmt(Stmt::Barrier);
-        for (element, &slot) in staged.iter().zip(&ahead) {
-            let value = self.staged_value(element, &k0.shift(depth as i64));
-            self.kernel.e.b.assign(slot, value);
-        }
+        let next = self.next_step(&step, run / depth);
+        self.load_ahead(&sides, &staged, &first_k.add(&next.scale(depth as i64)), &ahead);
         let b = &mut self.kernel.e.b;
         let (inner, kk) = b.begin_for(zero, depth, 1);
         let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
@@ -572,51 +577,5 @@ impl Contraction<'_, '_> {
         b.end_for(inner);
         b.stmt(Stmt::Barrier);
         b.end_for(token);
-    }
-
-    /// The elements of both tiles that an invocation brings to workgroup memory.
-    fn staged(&mut self, tiling: &Tiling, thread: &Index, firsts: [&Index; 2]) -> Vec<Staged> {
-        let per_slice = tiling.threads.0 * tiling.threads.1;
-        let (tile_m, tile_n) = tiling.tile();
-        let (depth, mut staged) = (tiling.depth as i64, Vec::new());
-        for (tile, first, left) in [(tile_m, firsts[0], true), (tile_n, firsts[1], false)] {
-            let k_fastest = self.reads_k_contiguously(left);
-            let shape = if left { self.shape.m.clone() } else { self.shape.n.clone() };
-            for e in 0..tile * tiling.depth / per_slice {
-                let linear = thread.shift((e * per_slice) as i64);
-                let (row, column) = match k_fastest {
-                    true => (linear.div(depth), linear.rem(depth)),
-                    false => (linear.rem(tile as i64), linear.div(tile as i64)),
-                };
-                let free = self.coordinate(first.scale(tile as i64).add(&row), &shape);
-                staged.push(Staged { left, row, column, free });
-            }
-        }
-        staged
-    }
-
-    /// The value of a staged element in the step that begins at `k0`.
-    fn staged_value(&mut self, element: &Staged, k0: &Index) -> ExprId {
-        let k_shape = self.shape.k.clone();
-        let k = self.coordinate(k0.add(&element.column), &k_shape);
-        if element.left { self.lhs(&element.free, &k) } else { self.rhs(&element.free, &k) }
-    }
-
-    /// Whether neighbours along `k` are neighbours in memory for the left or right operand.
-    fn reads_k_contiguously(&self, left: bool) -> bool {
-        let graph = self.kernel.graph;
-        let batch: Vec<Index> = self.shape.batch.iter().map(|_| Index::default()).collect();
-        let free: Vec<Index> = (if left { &self.shape.m } else { &self.shape.n }).iter().map(|_| Index::default()).collect();
-        let k: Vec<Index> = self.shape.k.iter().enumerate().map(|(i, &d)| Index::var(i as u32, d)).collect();
-        let at = ContractAt { batch: &batch, free: &free, k: &k };
-        let access = if left { contract_lhs(graph, self.dot, &at) } else { contract_rhs(graph, self.dot, &at) };
-        let linear = ravel(&access.at, &graph.ty(access.operand).shape);
-        match k.iter().rposition(|i| i.as_constant().is_none()) {
-            Some(last) => linear
-                .terms()
-                .iter()
-                .any(|(atom, c)| *c == 1 && Index::var_unfolded(last as u32, self.shape.k[last]).terms()[0].0 == *atom),
-            None => false,
-        }
     }
 }

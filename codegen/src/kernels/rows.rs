@@ -82,9 +82,9 @@ pub fn workgroup(graph: &Graph, group: &Group, rows: &[usize], profile: &DeviceP
     let reductions =
         group.nodes.iter().filter(|n| matches!(graph.node(**n).op, Op::Reduce { .. } | Op::ArgReduce { .. })).count();
     match lanes(graph, group, count, shape.numel() / count.max(1), profile) {
-        1 => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+        1 => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
         // An index of the largest element takes an array besides the element's.
-        lanes => Workgroup { invocations: lanes as u32, vectors: [0, 0], scalars: 2 * reductions * lanes },
+        lanes => Workgroup { invocations: lanes as u32, scalars: 2 * reductions * lanes, ..Workgroup::default() },
     }
 }
 

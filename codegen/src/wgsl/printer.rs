@@ -6,7 +6,7 @@ use meganeura_ir::{BinaryOp, CompareOp, DType, UnaryOp};
 use meganeura_shaders::HELPERS;
 
 use super::{Part, Usage, builtin_name, scalar_name};
-use crate::body::{Expr, ExprId, Literal, Scalar, SlotId, Stmt};
+use crate::body::{Buffer, Elements, Expr, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
 use crate::index::VarId;
 
 /// Longest text of an expression that is written where it is used rather than named.
@@ -56,6 +56,8 @@ fn primary(text: String) -> (String, Binds) {
 
 pub struct Printer<'a> {
     part: &'a Part,
+    /// The kernel's bindings.
+    buffers: &'a [Buffer],
     usage: Usage,
     arrays: HashMap<SlotId, usize>,
     printed: HashMap<ExprId, Printed>,
@@ -64,20 +66,24 @@ pub struct Printer<'a> {
     /// The sources of what was taken as an operand.
     taken: Sources,
     helpers: BTreeSet<usize>,
+    /// Matrices loaded or stored so far.
+    matrices: usize,
     out: String,
 }
 
 impl<'a> Printer<'a> {
-    /// A printer of the body of `part`; `arrays` are the workgroup arrays of its slots.
-    pub fn new(part: &'a Part, arrays: HashMap<SlotId, usize>) -> Self {
+    /// A printer of the body of `part` in a kernel with bindings `buffers`; `arrays` are the workgroup arrays of its slots.
+    pub fn new(part: &'a Part, buffers: &'a [Buffer], arrays: HashMap<SlotId, usize>) -> Self {
         Printer {
             part,
+            buffers,
             usage: Usage::of(&part.body),
             arrays,
             printed: HashMap::new(),
             waiting: Vec::new(),
             taken: Sources::default(),
             helpers: BTreeSet::new(),
+            matrices: 0,
             out: String::new(),
         }
     }
@@ -126,10 +132,9 @@ impl<'a> Printer<'a> {
                     self.line(depth, "}");
                 }
                 Stmt::Store { buffer, index, value } => {
-                    let (index, value) = (self.argument(*index), self.argument(*value));
-                    let buffer = self.part.bindings[*buffer];
+                    let (element, value) = (self.buffer_element(*buffer, *index), self.argument(*value));
                     self.settle(stmt, depth);
-                    self.line(depth, &format!("b{buffer}[{index}] = {value};"));
+                    self.line(depth, &format!("{element} = {value};"));
                 }
                 Stmt::StoreShared { array, index, value } => {
                     let boolean = self.part.body.slots[array.0 as usize] == Scalar::Bool;
@@ -137,8 +142,24 @@ impl<'a> Printer<'a> {
                     let value = self.argument(*value);
                     let value = if boolean { format!("u32({value})") } else { value };
                     self.settle(stmt, depth);
-                    self.line(depth, &format!("{element} = {value};"));
+                    match self.elements(*array) {
+                        Some(Elements::Atomics) => self.line(depth, &format!("atomicStore(&{element}, {value});")),
+                        _ => self.line(depth, &format!("{element} = {value};")),
+                    }
                 }
+                Stmt::StoreSharedVector { array, index, values } => {
+                    let index = self.argument(*index);
+                    let element = scalar_name(self.part.body.slots[array.0 as usize]);
+                    let values = values.map(|value| self.argument(value)).join(", ");
+                    self.settle(stmt, depth);
+                    self.line(depth, &format!("w{}[{index}] = vec4<{element}>({values});", self.arrays[array]));
+                }
+                Stmt::AtomicMax { array, index, value } => {
+                    let (element, value) = (self.shared_element(*array, *index), self.argument(*value));
+                    self.settle(stmt, depth);
+                    self.line(depth, &format!("atomicMax(&{element}, {value});"));
+                }
+                Stmt::Matrix(matrix) => self.matrix(matrix, stmt, depth),
                 Stmt::Barrier => {
                     self.settle(stmt, depth);
                     self.line(depth, "workgroupBarrier();");
@@ -146,6 +167,45 @@ impl<'a> Printer<'a> {
                 Stmt::Return => self.line(depth, "return;"),
             }
         }
+    }
+
+    fn matrix(&mut self, matrix: &MatrixStmt, stmt: &Stmt, depth: usize) {
+        match matrix {
+            MatrixStmt::Load { slot, role, place } => {
+                let (pointer, name) = self.matrix_place(place, stmt, depth, "coopLoad");
+                let (keyword, element, role) = match role {
+                    Role::A => ("let", "f16", "A"),
+                    Role::B => ("let", "f16", "B"),
+                    Role::C => ("var", "f32", "C"),
+                };
+                let ty = format!("coop_mat{MATRIX}x{MATRIX}<{element}, {role}>");
+                self.line(depth, &format!("{keyword} s{} = {name}<{ty}>({pointer}, {}u);", slot.0, place.pitch));
+            }
+            MatrixStmt::MultiplyAdd { a, b, c } => {
+                self.settle(stmt, depth);
+                self.line(depth, &format!("s{2} = coopMultiplyAdd(s{0}, s{1}, s{2});", a.0, b.0, c.0));
+            }
+            MatrixStmt::Scale { c, factor } => {
+                let factor = self.argument(*factor);
+                self.settle(stmt, depth);
+                self.line(depth, &format!("s{0} = s{0} * {factor};", c.0));
+            }
+            MatrixStmt::Store { c, place } => {
+                let (pointer, name) = self.matrix_place(place, stmt, depth, "coopStore");
+                self.line(depth, &format!("{name}(s{}, {pointer}, {}u);", c.0, place.pitch));
+            }
+        }
+    }
+
+    /// A pointer to the first element of a matrix, and the function of the name that reads or writes rows, or columns. The front end wants
+    /// the index named.
+    fn matrix_place(&mut self, place: &MatrixPlace, stmt: &Stmt, depth: usize, function: &str) -> (String, String) {
+        let index = self.argument(place.first);
+        self.settle(stmt, depth);
+        let name = format!("m{}", self.matrices);
+        self.matrices += 1;
+        self.line(depth, &format!("let {name} = {index};"));
+        (format!("&w{}[{name}]", self.arrays[&place.array]), format!("{function}{}", if place.transposed { "" } else { "T" }))
     }
 
     fn define(&mut self, e: ExprId, depth: usize) {
@@ -158,7 +218,7 @@ impl<'a> Printer<'a> {
         let (text, binds) = self.expression(expr);
         let mut sources = std::mem::take(&mut self.taken);
         match expr {
-            Expr::Load { .. } | Expr::LoadShared { .. } => sources.memory = true,
+            Expr::Load { .. } | Expr::LoadVector { .. } | Expr::LoadShared { .. } => sources.memory = true,
             Expr::Read(slot) => {
                 sources.slots.insert(*slot);
             }
@@ -166,7 +226,7 @@ impl<'a> Printer<'a> {
         }
         let near = self.usage.count[i] == 1 && self.usage.used_in[i] == self.usage.block[i];
         let trivial = matches!(expr, Expr::Var(_) | Expr::Component(..));
-        let vector = matches!(expr, Expr::LoadSharedVector { .. });
+        let vector = matches!(expr, Expr::LoadVector { .. } | Expr::LoadSharedVector { .. });
         if trivial || near && !vector && text.len() <= MAX_INLINE {
             if sources.memory || !sources.slots.is_empty() {
                 self.waiting.push(e);
@@ -209,11 +269,26 @@ impl<'a> Printer<'a> {
         }
     }
 
+    /// An element of a storage buffer at `index`, counted in scalars.
+    fn buffer_element(&mut self, buffer: usize, index: ExprId) -> String {
+        let binding = self.part.bindings[buffer];
+        if self.buffers[binding].vectors {
+            let index = self.operand(index, Binds::Unary);
+            format!("b{binding}[{index} >> 2u][{index} & 3]")
+        } else {
+            format!("b{binding}[{}]", self.argument(index))
+        }
+    }
+
+    /// What a workgroup array consists of.
+    fn elements(&self, array: SlotId) -> Option<Elements> {
+        self.part.body.shared.iter().find(|shared| shared.slot == array).map(|shared| shared.elements)
+    }
+
     /// An element of a workgroup array at `index`, counted in scalars.
     fn shared_element(&mut self, array: SlotId, index: ExprId) -> String {
         let name = self.arrays[&array];
-        let vectors = self.part.body.shared.iter().any(|shared| shared.slot == array && shared.vectors);
-        if vectors {
+        if self.elements(array) == Some(Elements::Vectors) {
             let index = self.operand(index, Binds::Unary);
             format!("w{name}[{index} >> 2u][{index} & 3]")
         } else {
@@ -341,9 +416,13 @@ impl<'a> Printer<'a> {
                 Some(_) => (format!("{} & {}", self.operand(*x, Binds::Unary), c - 1), Binds::And),
                 None => primary(format!("i32(u32({}) % {c}u)", self.argument(*x))),
             },
-            Expr::Load { buffer, index } => primary(format!("b{}[{}]", self.part.bindings[*buffer], self.argument(*index))),
+            Expr::Load { buffer, index } => primary(self.buffer_element(*buffer, *index)),
+            Expr::LoadVector { buffer, index } => primary(format!("b{}[{}]", self.part.bindings[*buffer], self.argument(*index))),
             Expr::LoadShared { array, index } => {
                 let element = self.shared_element(*array, *index);
+                if self.elements(*array) == Some(Elements::Atomics) {
+                    return primary(format!("atomicLoad(&{element})"));
+                }
                 match self.part.body.slots[array.0 as usize] {
                     Scalar::Bool => (format!("{element} != 0u"), Binds::Compare),
                     _ => primary(element),
@@ -371,6 +450,11 @@ impl<'a> Printer<'a> {
                 arguments.extend([format!("{stream}u"), self.argument(*index)]);
                 primary(self.call("random_uniform", &arguments))
             }
+            Expr::MaxMagnitude(a, b) => {
+                let [a, b] = [a, b].map(|e| self.argument(*e));
+                primary(format!("max({a}, abs({b}))"))
+            }
+            Expr::Bitcast(to, x) => primary(format!("bitcast<{}>({})", scalar_name(*to), self.argument(*x))),
             Expr::Quantize(to, x) => {
                 let x = self.argument(*x);
                 primary(self.call(if *to == DType::F16 { "round_f16" } else { "round_bf16" }, &[x]))

@@ -1,0 +1,447 @@
+//! Contractions on matrix units. Operands are rounded to f16 on their way to workgroup memory, sums are f32.
+//!
+//! f16 spans far less than f32, so each operand is scaled by a power of two that a workgroup finds as it goes: it follows the largest
+//! magnitude so far, and when that grows, what was summed is scaled down to match. Values that are smaller by 2^28 lose accuracy, no value
+//! overflows, and values that are not finite stay what they are.
+
+use meganeura_ir::{BinaryOp, CompareOp, UnaryOp};
+
+use super::staging::{Side, Staged};
+use super::{Contraction, VECTOR};
+use crate::body::{Builder, Builtin, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
+use crate::index::{Index, unravel};
+use crate::kernels::workgroup_number;
+use crate::profile::DeviceProfile;
+
+/// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `subgroups.0 x subgroups.1` subgroups hold
+/// `matrices.0 x matrices.1` matrices each, and load `depth` terms at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixTiling {
+    subgroups: (usize, usize),
+    slices: usize,
+    matrices: (usize, usize),
+    depth: usize,
+}
+
+const fn tiling(subgroups: (usize, usize), slices: usize, matrices: (usize, usize), depth: usize) -> MatrixTiling {
+    MatrixTiling { subgroups, slices, matrices, depth }
+}
+
+/// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
+pub(super) const MATRIX_TILINGS: [MatrixTiling; 7] = [
+    tiling((2, 2), 1, (4, 4), 32),
+    tiling((2, 2), 1, (2, 4), 32),
+    tiling((2, 2), 1, (2, 2), 32),
+    tiling((1, 2), 2, (2, 2), 32),
+    tiling((1, 1), 4, (2, 2), 32),
+    tiling((2, 2), 1, (1, 1), 32),
+    tiling((1, 1), 8, (2, 1), 32),
+];
+
+/// Padding of a row in workgroup memory, in elements: matrices are then read without bank conflicts.
+const PADDING: usize = 8;
+/// Words for the two peaks: as many as keep arrays aligned.
+const PEAKS: usize = 4;
+/// Chains of the search for the largest magnitude.
+const CHAINS: usize = 4;
+/// The most matrices that a subgroup sums, which lie in registers.
+const MAX_MATRICES: usize = 16;
+/// The largest magnitude of a binade, as the bits to set.
+const MANTISSA: u32 = 0x7f_ffff;
+const INFINITY: u32 = 0x7f80_0000;
+/// The magnitude to which the largest value is scaled is below 2 to this: f16 ends at 2^16, and values may double before anything is done.
+const HEADROOM: u32 = 15;
+/// The largest scale of which the reciprocal is not subnormal.
+const MAX_SCALE: u32 = 253;
+
+impl MatrixTiling {
+    fn tile(&self) -> (usize, usize) {
+        (self.subgroups.0 * self.matrices.0 * MATRIX, self.subgroups.1 * self.matrices.1 * MATRIX)
+    }
+
+    fn subgroups_of_slice(&self) -> usize {
+        self.subgroups.0 * self.subgroups.1
+    }
+
+    /// The place of the invocation that is `local` in its workgroup.
+    fn post(&self, local: &Index) -> Post {
+        let per_slice = (self.subgroups_of_slice() * SUBGROUP) as i64;
+        let (slice, thread) = (local.div(per_slice), local.rem(per_slice));
+        let subgroup = thread.div(SUBGROUP as i64);
+        let (m, n) = (subgroup.div(self.subgroups.1 as i64), subgroup.rem(self.subgroups.1 as i64));
+        Post { slice, thread, m, n }
+    }
+
+    /// With subgroups of the usual 32.
+    pub(super) fn invocations(&self) -> usize {
+        self.subgroups_of_slice() * self.slices * SUBGROUP
+    }
+
+    /// Elements of the tiles of both operands in workgroup memory, whichever way they lie.
+    pub(super) fn halves(&self) -> [usize; 2] {
+        let (m, n) = self.tile();
+        [m, n]
+            .map(|tile| self.slices * pitches(tile, self.depth).map(|(rows, pitch)| rows * pitch).into_iter().max().unwrap_or(0))
+    }
+
+    /// The distance of rows of a strip of results in workgroup memory.
+    fn strip_pitch(&self) -> usize {
+        self.tile().1 + VECTOR
+    }
+
+    /// Rows of a strip: one row of every subgroup's matrices.
+    fn strip_rows(&self) -> usize {
+        self.subgroups.0 * MATRIX
+    }
+
+    /// Words in workgroup memory besides, through which results pass, with the two peaks.
+    pub(super) fn scalars(&self, sums: usize) -> usize {
+        sums * self.slices * self.strip_rows() * self.strip_pitch() + PEAKS
+    }
+
+    pub(super) fn fits(&self, sums: usize, profile: &DeviceProfile) -> bool {
+        let bytes = 2 * self.halves().iter().sum::<usize>() + 4 * self.scalars(sums);
+        profile.matrix_unit.is_some_and(|unit| unit.subgroup as usize == SUBGROUP)
+            && bytes <= profile.max_workgroup_bytes as usize
+            && self.invocations() <= profile.max_workgroup_invocations as usize
+            && self.matrices.0 * self.matrices.1 * sums <= MAX_MATRICES
+    }
+
+    /// An estimate of the cycles that a contraction takes, as for tiles without matrix units. The constants are measured on an H200.
+    pub(super) fn cycles(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
+        const EPILOGUE: usize = 1500;
+        const WAIT: usize = 700;
+        let (tile_m, tile_n) = self.tile();
+        // Products per cycle, and workgroups that fit a multiprocessor.
+        let (rate, resident) = match self.matrices.0 * self.matrices.1 {
+            16.. => (512, 2),
+            8.. => (384, 3),
+            4.. => (256, 4),
+            _ => (128, 4),
+        };
+        let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
+        let own = tiles.div_ceil(profile.compute_units as usize);
+        let steps = k.div_ceil(self.slices * self.depth);
+        let arithmetic = own * (tile_m * tile_n * steps * self.slices * self.depth / rate + EPILOGUE);
+        arithmetic + own.div_ceil(resident) * steps * WAIT
+    }
+}
+
+/// Invocations of a subgroup.
+const SUBGROUP: usize = 32;
+
+/// Rows of a tile in workgroup memory and their distance: along the sum, and across it.
+fn pitches(tile: usize, depth: usize) -> [(usize, usize); 2] {
+    [(tile, depth + PADDING), (depth, tile + PADDING)]
+}
+
+/// Where a subgroup sits in its workgroup.
+struct Post {
+    slice: Index,
+    thread: Index,
+    m: Index,
+    n: Index,
+}
+
+/// The scale of an operand.
+struct Scale {
+    /// Where the workgroup keeps the largest magnitude of the values so far, by its bits.
+    peaks: SlotId,
+    place: i32,
+    /// A power of two, and the largest magnitude that it is made for.
+    scale: SlotId,
+    limit: SlotId,
+}
+
+impl Contraction<'_, '_> {
+    pub(super) fn cooperative(&mut self, tiling: &MatrixTiling, profile: &DeviceProfile) -> [u32; 3] {
+        let [batch, m, n, _] = self.sizes();
+        let (tile_m, tile_n) = tiling.tile();
+        let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
+        let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * m_tiles * n_tiles, profile);
+        let local = self.kernel.e.b.builtin(Builtin::Local, tiling.invocations());
+        let position = unravel(&group, &[batch, m_tiles, n_tiles]);
+        self.batch = unravel(&position[0], &self.shape.batch);
+        let firsts = [position[1].scale(tile_m as i64), position[2].scale(tile_n as i64)];
+        let post = tiling.post(&local);
+
+        let b = &mut self.kernel.e.b;
+        let tiles = tiling.halves().map(|length| b.shared_vectors(Scalar::F16, length as u32));
+        let strip = b.shared(Scalar::F32, (tiling.scalars(self.sums.len()) - PEAKS) as u32);
+        let peaks = b.shared_atomics(PEAKS as u32);
+        let scales = [0, 1].map(|place| {
+            let (scale, limit) = (b.f32(f32::from_bits(MAX_SCALE << 23)), b.f32(0.0));
+            Scale { peaks, place, scale: b.declare(scale), limit: b.declare(limit) }
+        });
+        for peak in [0, 1] {
+            let b = &mut self.kernel.e.b;
+            let (index, value) = (b.i32(peak), b.literal(Literal::U32(0)));
+            b.stmt(Stmt::StoreShared { array: peaks, index, value });
+        }
+        let sums = self.zero_matrices(tiling, &local, strip);
+        let each = sums.chunks(tiling.matrices.0 * tiling.matrices.1);
+        let terms: Vec<_> = self.sums.iter().zip(each).flat_map(|(sum, own)| sum.terms.iter().map(move |&t| (t, own))).collect();
+        for (term, own) in terms {
+            self.begin_term(term);
+            self.cooperative_term(tiling, &post, &firsts, tiles, &scales, own, &sums);
+        }
+        self.finish_strips(tiling, &post, &local, &firsts, strip, &scales, &sums);
+        workgroups
+    }
+
+    /// Matrices of zeros, which only memory can give: those of one sum after the other.
+    fn zero_matrices(&mut self, tiling: &MatrixTiling, local: &Index, zeros: SlotId) -> Vec<SlotId> {
+        let b = &mut self.kernel.e.b;
+        let (zero, count) = (b.f32(0.0), tiling.invocations());
+        for first in (0..MATRIX * MATRIX).step_by(count) {
+            // The array is larger than a matrix: what is written past it does no harm.
+            let index = b.index(&local.shift(first as i64));
+            b.stmt(Stmt::StoreShared { array: zeros, index, value: zero });
+        }
+        b.stmt(Stmt::Barrier);
+        let first = b.i32(0);
+        let place = MatrixPlace { array: zeros, first, pitch: MATRIX as u32, transposed: false };
+        (0..self.sums.len() * tiling.matrices.0 * tiling.matrices.1).map(|_| b.load_matrix(Role::C, place)).collect()
+    }
+
+    /// Adds the products of the term at hand to `own`; `all` are the sums of the kernel, which share the scales.
+    #[allow(clippy::too_many_arguments)]
+    fn cooperative_term(
+        &mut self,
+        tiling: &MatrixTiling,
+        post: &Post,
+        firsts: &[Index; 2],
+        tiles: [SlotId; 2],
+        scales: &[Scale; 2],
+        own: &[SlotId],
+        all: &[SlotId],
+    ) {
+        let MatrixTiling { slices, depth, .. } = *tiling;
+        let (tile_m, tile_n) = tiling.tile();
+        let run = self.sizes()[3].div_ceil(slices * depth) * depth;
+        let first_k = post.slice.scale(run as i64);
+        let sides = [self.side(true, tile_m, depth, &firsts[0]), self.side(false, tile_n, depth, &firsts[1])];
+        let invocations = tiling.subgroups_of_slice() * SUBGROUP;
+        let staged = sides.each_ref().map(|side| self.staged(side, &post.thread, invocations));
+        let counts = [0, 1].map(|i| staged[i].len() * sides[i].width);
+        let ahead = self.ahead(&sides, &staged, &first_k);
+        self.note_peaks(scales, counts, &ahead);
+        let zero = self.kernel.e.b.i32(0);
+        let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);
+        self.kernel.e.b.stmt(Stmt::Barrier);
+        self.follow_peaks(scales, all);
+        self.store_halves(&sides, &staged, [tile_m, tile_n], &post.slice, tiles, scales, &ahead);
+        self.kernel.e.b.stmt(Stmt::Barrier);
+        let next = self.next_step(&step, run / depth);
+        self.load_ahead(&sides, &staged, &first_k.add(&next.scale(depth as i64)), &ahead);
+        self.multiply(tiling, post, &sides, tiles, own);
+        self.note_peaks(scales, counts, &ahead);
+        self.kernel.e.b.end_for(token);
+    }
+
+    /// Tells the workgroup of values that exceed what their operand's scale is made for.
+    fn note_peaks(&mut self, scales: &[Scale; 2], counts: [usize; 2], values: &[SlotId]) {
+        let (left, right) = values.split_at(counts[0]);
+        for (scale, values) in scales.iter().zip([left, right]) {
+            let b = &mut self.kernel.e.b;
+            let limit = b.read(scale.limit);
+            // Several chains, that no step waits for all that come before it.
+            let mut chains = [b.f32(0.0); CHAINS];
+            for (i, &slot) in values.iter().enumerate() {
+                let value = b.read(slot);
+                chains[i % CHAINS] = b.max_magnitude(chains[i % CHAINS], value);
+            }
+            let most = chains.into_iter().reduce(|a, c| b.max_magnitude(a, c)).unwrap_or(limit);
+            // NaN is not within any limit.
+            let within = b.compare(CompareOp::Le, most, limit);
+            let beyond = b.unary(UnaryOp::Not, within);
+            b.begin_if();
+            let (magnitude, infinity) = (b.literal(Literal::U32(INFINITY | MANTISSA)), b.literal(Literal::U32(INFINITY)));
+            let mut peak = b.literal(Literal::U32(0));
+            let none = peak;
+            for &slot in values {
+                let value = b.read(slot);
+                let bits = b.bitcast(Scalar::U32, value);
+                let bits = b.binary(BinaryOp::And, bits, magnitude);
+                let finite = b.compare(CompareOp::Lt, bits, infinity);
+                let bits = b.select(finite, bits, none);
+                peak = b.binary(BinaryOp::Max, peak, bits);
+            }
+            let index = b.i32(scale.place);
+            b.stmt(Stmt::AtomicMax { array: scale.peaks, index, value: peak });
+            b.end_if(beyond);
+        }
+    }
+
+    /// Makes the scales fit the peaks, and what was summed fit the scales.
+    fn follow_peaks(&mut self, scales: &[Scale; 2], sums: &[SlotId]) {
+        for scale in scales {
+            let b = &mut self.kernel.e.b;
+            let place = b.i32(scale.place);
+            let peak = b.load_shared(scale.peaks, place);
+            let mantissa = b.literal(Literal::U32(MANTISSA));
+            let binade = b.binary(BinaryOp::Or, peak, mantissa);
+            let limit = b.bitcast(Scalar::F32, binade);
+            let before = b.read(scale.limit);
+            let grown = b.compare(CompareOp::Gt, limit, before);
+            b.begin_if();
+            // 2^(HEADROOM - 1 - e) for a peak in the binade of 2^e.
+            let exponent_bits = b.literal(Literal::U32(INFINITY));
+            let exponent = b.binary(BinaryOp::And, peak, exponent_bits);
+            let (least, most) = (((2 * 127 + HEADROOM - 1) - MAX_SCALE) << 23, (2 * 127 + HEADROOM - 1) << 23);
+            let (least, most) = (b.literal(Literal::U32(least)), b.literal(Literal::U32(most)));
+            let exponent = b.binary(BinaryOp::Max, exponent, least);
+            let bits = b.binary(BinaryOp::Sub, most, exponent);
+            let new = b.bitcast(Scalar::F32, bits);
+            let old = b.read(scale.scale);
+            let inverse = self.reciprocal(old);
+            let b = &mut self.kernel.e.b;
+            let factor = b.binary(BinaryOp::Mul, new, inverse);
+            for &c in sums {
+                b.stmt(Stmt::Matrix(MatrixStmt::Scale { c, factor }));
+            }
+            b.assign(scale.scale, new);
+            b.assign(scale.limit, limit);
+            b.end_if(grown);
+        }
+    }
+
+    /// The reciprocal of a power of two, neither of which is subnormal.
+    fn reciprocal(&mut self, power: ExprId) -> ExprId {
+        let b = &mut self.kernel.e.b;
+        let bits = b.bitcast(Scalar::U32, power);
+        let one_twice = b.literal(Literal::U32(2 * 127 << 23));
+        let bits = b.binary(BinaryOp::Sub, one_twice, bits);
+        b.bitcast(Scalar::F32, bits)
+    }
+
+    /// Stores the values of `ahead` as f16.
+    #[allow(clippy::too_many_arguments)]
+    fn store_halves(
+        &mut self,
+        sides: &[Side; 2],
+        staged: &[Vec<Staged>; 2],
+        lengths: [usize; 2],
+        slice: &Index,
+        tiles: [SlotId; 2],
+        scales: &[Scale; 2],
+        ahead: &[SlotId],
+    ) {
+        let mut ahead = ahead.iter();
+        for i in 0..2 {
+            let (side, [along, across]) = (&sides[i], pitches(lengths[i], sides[i].depth));
+            let (rows, pitch) = if side.along_k { along } else { across };
+            let own = slice.scale((rows * pitch) as i64);
+            let scale = self.kernel.e.b.read(scales[i].scale);
+            for element in &staged[i] {
+                let b = &mut self.kernel.e.b;
+                let values: Vec<ExprId> = ahead
+                    .by_ref()
+                    .take(side.width)
+                    .map(|&slot| {
+                        let value = b.read(slot);
+                        let scaled = b.binary(BinaryOp::Mul, value, scale);
+                        b.convert(Scalar::F16, scaled)
+                    })
+                    .collect();
+                let (row, column) = if side.along_k { (&element.row, &element.column) } else { (&element.column, &element.row) };
+                self.store_run(tiles[i], &own.add(&row.scale(pitch as i64)).add(column), 1, &values);
+            }
+        }
+    }
+
+    /// Multiplies the tiles in workgroup memory.
+    fn multiply(&mut self, tiling: &MatrixTiling, post: &Post, sides: &[Side; 2], tiles: [SlotId; 2], own: &[SlotId]) {
+        let (tile_m, tile_n) = tiling.tile();
+        let b = &mut self.kernel.e.b;
+        // The matrix that begins at a position along the result's axis and along the sum.
+        let matrix = |b: &mut Builder, i: usize, at: &Index, k: usize| {
+            let (role, tile) = if i == 0 { (Role::A, tile_m) } else { (Role::B, tile_n) };
+            let [along, across] = pitches(tile, tiling.depth);
+            let along_k = sides[i].along_k;
+            let (rows, pitch) = if along_k { along } else { across };
+            let k = Index::constant(k as i64);
+            let (row, column) = if along_k { (at, &k) } else { (&k, at) };
+            let first = post.slice.scale((rows * pitch) as i64).add(&row.scale(pitch as i64)).add(column);
+            let first = b.index(&first.div(VECTOR as i64));
+            // A lies row by row where its neighbours are along the sum, B where they are not.
+            let transposed = along_k != (role == Role::A);
+            let place = MatrixPlace { array: tiles[i], first, pitch: (pitch / VECTOR) as u32, transposed };
+            b.load_matrix(role, place)
+        };
+        for k in (0..tiling.depth).step_by(MATRIX) {
+            let at = |own: &Index, count: usize, i: usize| own.scale((count * MATRIX) as i64).shift((i * MATRIX) as i64);
+            let left: Vec<SlotId> = (0..tiling.matrices.0).map(|i| matrix(b, 0, &at(&post.m, tiling.matrices.0, i), k)).collect();
+            for j in 0..tiling.matrices.1 {
+                let y = matrix(b, 1, &at(&post.n, tiling.matrices.1, j), k);
+                for (i, &x) in left.iter().enumerate() {
+                    let c = own[i * tiling.matrices.1 + j];
+                    b.stmt(Stmt::Matrix(MatrixStmt::MultiplyAdd { a: x, b: y, c }));
+                }
+            }
+        }
+    }
+
+    /// Brings the results to the epilogue through workgroup memory: one row of every subgroup's matrices at a time, where the slices'
+    /// sums are added in order.
+    #[allow(clippy::too_many_arguments)]
+    fn finish_strips(
+        &mut self,
+        tiling: &MatrixTiling,
+        post: &Post,
+        local: &Index,
+        firsts: &[Index; 2],
+        strip: SlotId,
+        scales: &[Scale; 2],
+        sums: &[SlotId],
+    ) {
+        let (tile_n, pitch, rows) = (tiling.tile().1, tiling.strip_pitch(), tiling.strip_rows());
+        let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
+        let area = rows * pitch;
+        let back = scales.each_ref().map(|scale| {
+            let scale = self.kernel.e.b.read(scale.scale);
+            let back = self.reciprocal(scale);
+            self.kernel.e.b.declare(back)
+        });
+        let columns = tiling.matrices.1;
+        for i in 0..tiling.matrices.0 {
+            let b = &mut self.kernel.e.b;
+            b.stmt(Stmt::Barrier);
+            for (s, own) in sums.chunks(tiling.matrices.0 * columns).enumerate() {
+                let corner = post.m.scale((MATRIX * pitch) as i64).add(&post.n.scale((columns * MATRIX) as i64));
+                let corner = corner.add(&post.slice.scale(area as i64)).shift((s * tiling.slices * area) as i64);
+                for (j, &c) in own[i * columns..(i + 1) * columns].iter().enumerate() {
+                    let first = b.index(&corner.shift((j * MATRIX) as i64));
+                    let place = MatrixPlace { array: strip, first, pitch: pitch as u32, transposed: false };
+                    b.stmt(Stmt::Matrix(MatrixStmt::Store { c, place }));
+                }
+            }
+            b.stmt(Stmt::Barrier);
+            let (zero, count) = (b.i32(0), tiling.invocations());
+            let (token, turn) = b.begin_for(zero, rows * tile_n / count, 1);
+            let at = turn.scale(count as i64).add(local);
+            let (row, column) = (at.div(tile_n as i64), at.rem(tile_n as i64));
+            let place = row.scale(pitch as i64).add(&column);
+            let [left, right] = back.map(|slot| b.read(slot));
+            let values: Vec<ExprId> = (0..self.sums.len())
+                .map(|s| {
+                    let mut total = None;
+                    for slice in 0..tiling.slices {
+                        let index = b.index(&place.shift(((s * tiling.slices + slice) * area) as i64));
+                        let part = b.load_shared(strip, index);
+                        total = Some(total.map_or(part, |total| b.binary(BinaryOp::Add, total, part)));
+                    }
+                    let total = total.unwrap_or(zero);
+                    let total = b.binary(BinaryOp::Mul, total, left);
+                    b.binary(BinaryOp::Mul, total, right)
+                })
+                .collect();
+            let matrix = MATRIX as i64;
+            let row = row.div(matrix).scale((tiling.matrices.0 * MATRIX) as i64).add(&row.rem(matrix)).shift((i * MATRIX) as i64);
+            let m = self.coordinate(firsts[0].add(&row), &m_shape);
+            let n = self.coordinate(firsts[1].add(&column), &n_shape);
+            self.finish_element(&values, &m, &n);
+            self.kernel.e.b.end_for(token);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! How the operands of a tiled contraction come to workgroup memory: each invocation brings some elements of either tile, in runs of four
+//! where they are neighbours in memory.
+
+use meganeura_ir::CompareOp;
+
+use super::{Contraction, Coordinate};
+use crate::access::{ContractAt, contract_lhs, contract_rhs};
+use crate::body::{ExprId, SlotId, Stmt};
+use crate::index::{Index, ravel, unravel};
+
+/// Elements of a run.
+const RUN: usize = 4;
+
+/// The tile of one operand.
+pub(super) struct Side {
+    left: bool,
+    /// Positions along the result's axis, and along the sum.
+    tile: usize,
+    pub depth: usize,
+    /// The first position along the result's axis.
+    first: Index,
+    /// Whether neighbours in memory are neighbours along the sum.
+    pub along_k: bool,
+    /// Elements that are brought together: neighbours in memory.
+    pub width: usize,
+}
+
+/// Elements of a tile that an invocation brings together.
+pub(super) struct Staged {
+    /// Of the first one: along the result's axis, in the tile.
+    pub row: Index,
+    /// Along the sum, in the step.
+    pub column: Index,
+    /// Along the result's axis, of each; of all where they are neighbours along the sum.
+    free: Vec<Coordinate>,
+}
+
+impl Contraction<'_, '_> {
+    /// The tile of an operand, read in the direction in which most of its elements load four at a time.
+    pub(super) fn side(&mut self, left: bool, tile: usize, depth: usize, first: &Index) -> Side {
+        let contiguous = self.reads_k_contiguously(left);
+        let side = |along_k, width| Side { left, tile, depth, first: first.clone(), along_k, width };
+        let in_runs = [contiguous, !contiguous].map(|along_k| side(along_k, RUN));
+        in_runs.into_iter().find(|side| self.loads_vectors(side)).unwrap_or_else(|| side(contiguous, 1))
+    }
+
+    /// Whether a run takes fewer loads than its elements: tried on one.
+    fn loads_vectors(&mut self, side: &Side) -> bool {
+        let buffers = self.kernel.e.b.buffers.clone();
+        let (scalars, vectors) = self.kernel.e.b.loads();
+        let zero = Index::default();
+        let free = self.free_coordinates(side, &zero);
+        let staged = [Staged { row: zero.clone(), column: zero.clone(), free }];
+        self.values_of(side, &staged, &zero);
+        let (more_scalars, more_vectors) = self.kernel.e.b.loads();
+        let worthwhile = more_vectors > vectors && more_scalars - scalars <= RUN * (more_vectors - vectors);
+        if !worthwhile {
+            self.kernel.e.b.buffers = buffers;
+        }
+        worthwhile
+    }
+
+    /// What an invocation brings of a tile that `invocations` share.
+    pub(super) fn staged(&mut self, side: &Side, thread: &Index, invocations: usize) -> Vec<Staged> {
+        let (rows, columns) = if side.along_k { (1, side.width) } else { (side.width, 1) };
+        let (across, along) = ((side.tile / rows) as i64, (side.depth / columns) as i64);
+        (0..side.tile * side.depth / side.width / invocations)
+            .map(|e| {
+                let linear = thread.shift((e * invocations) as i64);
+                let (row, column) = match side.along_k {
+                    true => (linear.div(along), linear.rem(along)),
+                    false => (linear.rem(across), linear.div(across)),
+                };
+                let (row, column) = (row.scale(rows as i64), column.scale(columns as i64));
+                let free = self.free_coordinates(side, &row);
+                Staged { row, column, free }
+            })
+            .collect()
+    }
+
+    fn free_coordinates(&mut self, side: &Side, row: &Index) -> Vec<Coordinate> {
+        let shape = if side.left { self.shape.m.clone() } else { self.shape.n.clone() };
+        self.run(&side.first.add(row), &shape, if side.along_k { 1 } else { side.width })
+    }
+
+    /// `width` neighbours from `flat` on, which may pass the end of `shape`: all at once where that comes between runs.
+    fn run(&mut self, flat: &Index, shape: &[usize], width: usize) -> Vec<Coordinate> {
+        let size: usize = shape.iter().product();
+        let start = match flat.as_constant() {
+            Some(at) if at % RUN as i64 == 0 => Some((Index::constant(at / RUN as i64), 0)),
+            _ => flat.in_vectors(),
+        };
+        match start {
+            Some((run, 0)) if width == RUN && size.is_multiple_of(RUN) => {
+                let runs = size / RUN;
+                let b = &mut self.kernel.e.b;
+                let within = (run.range().1 >= runs as i64).then(|| {
+                    let (i, end) = (b.index(&run), b.i32(runs as i32));
+                    b.compare(CompareOp::Lt, i, end)
+                });
+                let first = run.bounded(0, runs as i64 - 1).scale(RUN as i64);
+                (0..RUN).map(|i| Coordinate { at: unravel(&first.shift(i as i64), shape), within }).collect()
+            }
+            _ => (0..width).map(|i| self.coordinate(flat.shift(i as i64), shape)).collect(),
+        }
+    }
+
+    /// The values of staged elements of a tile in the step that begins at `k0`.
+    fn values_of(&mut self, side: &Side, staged: &[Staged], k0: &Index) -> Vec<ExprId> {
+        let k_shape = self.shape.k.clone();
+        let outer = std::mem::replace(&mut self.kernel.e.vectors, side.width == RUN);
+        let mut values = Vec::with_capacity(staged.len() * side.width);
+        for element in staged {
+            let ks = self.run(&k0.add(&element.column), &k_shape, if side.along_k { side.width } else { 1 });
+            for i in 0..side.width {
+                let (free, k) = if side.along_k { (&element.free[0], &ks[i]) } else { (&element.free[i], &ks[0]) };
+                values.push(if side.left { self.lhs(free, k) } else { self.rhs(free, k) });
+            }
+        }
+        self.kernel.e.vectors = outer;
+        values
+    }
+
+    /// The values of the staged elements of both tiles in the step that begins at `k0`.
+    pub(super) fn staged_values(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index) -> Vec<ExprId> {
+        let [left, right] = [0, 1].map(|i| self.values_of(&sides[i], &staged[i], k0));
+        [left, right].concat()
+    }
+
+    /// Variables with the values of the step that begins at `k0`.
+    pub(super) fn ahead(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index) -> Vec<SlotId> {
+        let values = self.staged_values(sides, staged, k0);
+        values.into_iter().map(|value| self.kernel.e.b.declare(value)).collect()
+    }
+
+    /// Gives those variables the values of another step.
+    pub(super) fn load_ahead(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index, ahead: &[SlotId]) {
+        if ahead.is_empty() {
+            return;
+        }
+        let values = self.staged_values(sides, staged, k0);
+        for (&slot, value) in ahead.iter().zip(values) {
+            self.kernel.e.b.assign(slot, value);
+        }
+    }
+
+    /// The step after `step`, or the last of `steps` again: what is loaded then is not used.
+    pub(super) fn next_step(&mut self, step: &Index, steps: usize) -> Index {
+        let b = &mut self.kernel.e.b;
+        let next = b.clamped_index(&step.shift(1), steps);
+        b.opaque(next, steps)
+    }
+
+    /// Stores a run at `place` and every `step` after it, in a workgroup array of vectors.
+    pub(super) fn store_run(&mut self, array: SlotId, place: &Index, step: i64, values: &[ExprId]) {
+        let b = &mut self.kernel.e.b;
+        if let (&[x, y, z, w], 1, Some((vector, 0))) = (values, step, place.in_vectors()) {
+            let index = b.index(&vector);
+            b.stmt(Stmt::StoreSharedVector { array, index, values: [x, y, z, w] });
+            return;
+        }
+        for (i, &value) in values.iter().enumerate() {
+            let index = b.index(&place.shift(i as i64 * step));
+            b.stmt(Stmt::StoreShared { array, index, value });
+        }
+    }
+
+    /// Whether neighbours along `k` are neighbours in memory for the left or right operand.
+    pub(super) fn reads_k_contiguously(&self, left: bool) -> bool {
+        let graph = self.kernel.graph;
+        let batch: Vec<Index> = self.shape.batch.iter().map(|_| Index::default()).collect();
+        let free: Vec<Index> = (if left { &self.shape.m } else { &self.shape.n }).iter().map(|_| Index::default()).collect();
+        let k: Vec<Index> = self.shape.k.iter().enumerate().map(|(i, &d)| Index::var(i as u32, d)).collect();
+        let at = ContractAt { batch: &batch, free: &free, k: &k };
+        let access = if left { contract_lhs(graph, self.dot, &at) } else { contract_rhs(graph, self.dot, &at) };
+        let linear = ravel(&access.at, &graph.ty(access.operand).shape);
+        match k.iter().rposition(|i| i.as_constant().is_none()) {
+            Some(last) => linear
+                .terms()
+                .iter()
+                .any(|(atom, c)| *c == 1 && Index::var_unfolded(last as u32, self.shape.k[last]).terms()[0].0 == *atom),
+            None => false,
+        }
+    }
+}
