@@ -15,13 +15,57 @@ const TABLE_ERROR: f64 = 3e-2;
 /// Relative deviation of a frequency in half precision from its geometric series.
 const SERIES_ERROR: f64 = 1e-2;
 
+/// Where a tensor is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Anywhere,
+    /// Where InstanceNormalization has its scale or bias, under a name that an exporter made up. PyTorch's exporters write a group norm so, whose
+    /// own scale and bias come after it.
+    MadeNorm,
+}
+
+/// What a tensor holds that is no weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Mask,
+    CausalMask,
+    Sines,
+    Frequencies,
+    /// A norm's scale of ones, or its bias of zeros.
+    Neutral,
+}
+
+impl Content {
+    pub fn is_mask(self) -> bool {
+        matches!(self, Content::Mask | Content::CausalMask)
+    }
+
+    pub fn reason(self) -> &'static str {
+        match self {
+            Content::Mask => "a mask, by its content",
+            Content::CausalMask => "a causal mask, by its content",
+            Content::Sines => "a position table of sines, by its content",
+            Content::Frequencies => "frequencies, by their content",
+            Content::Neutral => "a norm's scale or bias that does nothing, by its content",
+        }
+    }
+}
+
 /// What a float tensor is, if it is no weight. `bytes` are its elements, little-endian.
-pub(crate) fn recognise(ty: &TensorType, bytes: &[u8]) -> Option<&'static str> {
+pub(crate) fn recognise(ty: &TensorType, bytes: &[u8], place: Place) -> Option<Content> {
     let sizes: Vec<usize> = ty.shape.iter().copied().filter(|&size| size != 1).collect();
     let at = |index: usize| element(ty.dtype, bytes, index).unwrap_or(f64::NAN);
+    let count = ty.shape.numel();
+    if is_mask(count, at) {
+        return Some(Content::Mask);
+    }
+    if place == Place::MadeNorm && [0.0, 1.0].iter().any(|&fill| (0..count).all(|i| at(i) == fill)) {
+        return Some(Content::Neutral);
+    }
     match *sizes.as_slice() {
         [n] if n >= 4 => series(n, at),
-        [rows, columns] if rows > 1 && columns > 1 => matrix(rows, columns, at),
+        [.., rows, columns] if is_triangles(&sizes, rows, columns, at) => Some(Content::CausalMask),
+        [rows, columns] if is_table(rows, columns, &|row, column| at(row * columns + column)) => Some(Content::Sines),
         _ => None,
     }
 }
@@ -39,26 +83,25 @@ fn element(dtype: DType, bytes: &[u8], index: usize) -> Option<f64> {
     })
 }
 
-fn series(n: usize, at: impl Fn(usize) -> f64) -> Option<&'static str> {
+fn series(n: usize, at: impl Fn(usize) -> f64) -> Option<Content> {
     let (first, ratio) = (at(0), at(1) / at(0));
     let starts = first == 1.0 || (first - ratio).abs() <= SERIES_ERROR * ratio;
     let is_geometric = (1..n).all(|i| (at(i) / at(i - 1) / ratio - 1.0).abs() <= SERIES_ERROR);
-    (starts && ratio > 0.0 && ratio < 1.0 && is_geometric).then_some("frequencies, by their content")
+    (starts && ratio > 0.0 && ratio < 1.0 && is_geometric).then_some(Content::Frequencies)
 }
 
-fn matrix(rows: usize, columns: usize, at: impl Fn(usize) -> f64) -> Option<&'static str> {
-    let at = |row: usize, column: usize| at(row * columns + column);
-    let all = |test: &dyn Fn(usize, usize) -> bool| (0..rows).all(|r| (0..columns).all(|c| test(r, c)));
-    let last = columns - 1;
-    if at(0, last) <= EXCLUDED && all(&|r, c| at(r, c) == 0.0 || at(r, c) <= EXCLUDED) {
-        return Some("a mask, by its content");
-    }
-    let is_triangle =
-        |low: f64, high: f64| rows == columns && rows >= 4 && all(&|r, c| at(r, c) == if c <= r { low } else { high });
-    if is_triangle(1.0, 0.0) || is_triangle(0.0, 1.0) {
-        return Some("a causal mask, by its content");
-    }
-    is_table(rows, columns, &at).then_some("a position table of sines, by its content")
+/// Whether every element is 0 or excludes a position, and there are both.
+fn is_mask(count: usize, at: impl Fn(usize) -> f64) -> bool {
+    let excludes = |index: usize| at(index) <= EXCLUDED;
+    (0..count).all(|i| at(i) == 0.0 || excludes(i)) && (0..count).any(excludes) && !(0..count).all(excludes)
+}
+
+/// Whether every plane of the last two axes is a lower triangle of ones, or all are lower triangles of zeros, and the rest the other.
+fn is_triangles(sizes: &[usize], rows: usize, columns: usize, at: impl Fn(usize) -> f64) -> bool {
+    let count: usize = sizes.iter().product();
+    let lies_below = |index: usize| index % columns <= index / columns % rows;
+    let all = |below: f64, above: f64| (0..count).all(|i| at(i) == if lies_below(i) { below } else { above });
+    rows == columns && rows >= 4 && (all(1.0, 0.0) || all(0.0, 1.0))
 }
 
 /// Whether row `n` holds the sines and cosines of `n` times the frequencies of the columns, one of which is 1. Both functions
@@ -81,10 +124,10 @@ mod tests {
 
     use super::*;
 
-    fn judge(dtype: DType, shape: &[usize], value: impl Fn(usize) -> f64) -> Option<&'static str> {
+    fn judge(dtype: DType, shape: &[usize], value: impl Fn(usize) -> f64) -> Option<Content> {
         let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
         let tensor = Tensor::from_f64(dtype, shape, &values);
-        recognise(tensor.ty(), tensor.bytes())
+        recognise(tensor.ty(), tensor.bytes(), Place::Anywhere)
     }
 
     /// Position `row` and `column` of the angles of a table with 16 columns: every frequency twice, as rotary embeddings have it.
@@ -97,8 +140,17 @@ mod tests {
         let future = |i: usize| i % 6 > i / 6;
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let mask = judge(dtype, &[1, 1, 6, 6], |i| if future(i) { f64::NEG_INFINITY } else { 0.0 });
-            assert_eq!(mask, Some("a mask, by its content"), "{dtype}");
+            assert_eq!(mask, Some(Content::Mask), "{dtype}");
             assert!(judge(dtype, &[6, 6], |i| if future(i) { -65504.0 } else { 0.0 }).is_some());
+            assert!(
+                judge(dtype, &[2, 1, 6, 6], |i| if future(i % 36) { -65504.0 } else { 0.0 }).is_some(),
+                "one for each sample"
+            );
+            assert!(
+                judge(dtype, &[3, 1, 4], |i| if i == 5 { f64::NEG_INFINITY } else { 0.0 }).is_some(),
+                "one key of one sample"
+            );
+            assert!(judge(dtype, &[2, 1, 6, 6], |i| f64::from(u8::from(!future(i % 36)))).is_some(), "ones for each sample");
             assert!(judge(dtype, &[1, 1, 6, 6], |i| f64::from(u8::from(!future(i)))).is_some(), "ones that are kept");
             assert!(judge(dtype, &[6, 6], |i| f64::from(u8::from(future(i)))).is_some(), "ones that are dropped");
             assert!(judge(dtype, &[1, 12, 16], |i| angle(i).cos()).is_some());
@@ -120,6 +172,8 @@ mod tests {
             assert_eq!(judge(DType::F32, shape, |_| 1.0), None);
         }
         assert_eq!(judge(DType::F32, &[6, 6], |i| f64::from(u8::from(i.is_multiple_of(7)))), None, "an identity");
+        assert_eq!(judge(DType::F32, &[2, 6, 6], |i| f64::from(u8::from(i < 36 && i % 6 <= i / 6))), None, "one triangle of two");
+        assert_eq!(judge(DType::F32, &[4], |_| -1e6), None, "nothing is kept");
         assert_eq!(judge(DType::F32, &[16], |i| i as f64), None);
         assert_eq!(judge(DType::F32, &[0, 4], |_| 0.0), None);
     }

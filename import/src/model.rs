@@ -21,7 +21,7 @@ use crate::error::{ImportError, StructureError, UnsupportedOp, Warning, qualifie
 use crate::flatten::{Flattened, flatten};
 use crate::limits::Limits;
 use crate::ops;
-use crate::roles;
+use crate::roles::{self, Verdict};
 use crate::schema;
 use crate::sparse;
 use crate::specialize::Bindings;
@@ -263,11 +263,15 @@ impl Model {
             *op_counts.entry(qualified(canonical_domain(&node.domain), &node.op_type)).or_insert(0) += 1;
         }
 
-        let judge = |parameter: &ModelParameter, proto: &TensorProto| {
+        let judge = |parameter: &ModelParameter, proto: &TensorProto, place: buffers::Place| {
             let ty = stored_type(parameter);
-            match &artifact {
-                Some(artifact) => buffers::recognise(&ty, artifact.bytes(parameter).ok()?),
-                None => storage.peek(proto, |bytes| buffers::recognise(&ty, bytes))?,
+            match artifact.as_ref().and_then(|artifact| artifact.bytes(parameter).ok()) {
+                Some(bytes) => buffers::recognise(&ty, bytes, place).map(Verdict::Buffer),
+                None => storage.peek(proto, |bytes| buffers::recognise(&ty, bytes, place))?.map(|content| {
+                    // Weights of an artifact are not in the structure: a constant must be.
+                    let literal = content.is_mask() && roles::has_made_up_name(&parameter.name);
+                    if literal { Verdict::Literal } else { Verdict::Buffer(content) }
+                }),
             }
         };
         let classified = roles::classify(&graph, &outputs, &function_tensors, &judge)?;

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use meganeura_ir::{DType, ParameterRole, TensorType};
 
+use crate::buffers::{Content, Place};
 use crate::error::{ImportError, Warning};
 use crate::model::{Dim, ModelInput, ModelOutput, ModelParameter, canonical_domain};
 use crate::narrow::narrow;
@@ -35,8 +36,16 @@ const LAYERS: [&str; 7] = ["Conv", "ConvTranspose", "Gemm", "BatchNormalization"
 /// Names that torch's exporter gives, with a number, to weights that it transposed.
 const FOLDED_VIEWS: [&str; 3] = ["permute", "transpose", "t"];
 
-/// Judges a float tensor by its content: what it is, if it is no weight.
-pub(crate) type Judge<'a> = dyn Fn(&ModelParameter, &TensorProto) -> Option<&'static str> + 'a;
+/// What a float tensor is that is no weight.
+pub(crate) enum Verdict {
+    /// A parameter that does not train.
+    Buffer(Content),
+    /// No parameter: a constant of the program.
+    Literal,
+}
+
+/// Judges a float tensor by its content, unless it may be a weight.
+pub(crate) type Judge<'a> = dyn Fn(&ModelParameter, &TensorProto, Place) -> Option<Verdict> + 'a;
 
 /// The parameters among the tensors that the nodes or the outputs need, in file order: initializers, then Constant nodes, those of
 /// bodies after those around them. Each comes with its ordinal in the file. `function_tensors` names those that functions hold.
@@ -55,7 +64,13 @@ pub(crate) fn classify(
         let mut parameter = ModelParameter { name: stored_as, shape: ty.shape, stored: ty.dtype, role, trainable, reason };
         let buffer = uses.statistics.contains(name).then_some("running statistics of BatchNormalization");
         let buffer = buffer.or_else(|| is_buffer(&parameter.name).then_some("a buffer, by its name"));
-        if let Some(reason) = buffer.or_else(|| judge(&parameter, proto)) {
+        let judged = if buffer.is_none() { judge(&parameter, proto, uses.place(name)) } else { None };
+        let reason = match judged {
+            Some(Verdict::Literal) => return false,
+            Some(Verdict::Buffer(content)) => Some(content.reason()),
+            None => buffer,
+        };
+        if let Some(reason) = reason {
             parameter = ModelParameter { role: ParameterRole::Statistic, trainable: false, reason, ..parameter };
         }
         let trains = parameter.trainable;
@@ -129,17 +144,20 @@ enum Position {
     Static,
 }
 
+#[derive(Default)]
 struct Uses<'a> {
     by_name: HashMap<&'a str, Vec<Position>>,
     /// Values that are running statistics, or views of them.
     statistics: HashSet<&'a str>,
     /// Values where layers have their weights, however few elements these have.
     weights: HashSet<&'a str>,
+    /// Scales and biases of InstanceNormalization.
+    instance_norms: HashSet<&'a str>,
 }
 
 impl<'a> Uses<'a> {
     fn new(graph: &'a GraphProto, outputs: &'a [ModelOutput]) -> Self {
-        let mut uses = Uses { by_name: HashMap::new(), statistics: HashSet::new(), weights: HashSet::new() };
+        let mut uses = Uses::default();
         let bodies = graph.graphs().into_iter().skip(1).flat_map(|body| &body.output).map(|o| &o.name);
         for output in outputs.iter().map(|o| &o.name).chain(bodies) {
             uses.by_name.entry(output).or_default().push(Position::Data);
@@ -147,14 +165,17 @@ impl<'a> Uses<'a> {
         for node in graph.nodes().into_iter().rev() {
             let row = ops::find(canonical_domain(&node.domain), &node.op_type);
             let statics = row.map_or(&[][..], |row| row.statics);
-            // No gradient passes a comparison.
-            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_)));
+            // No gradient passes a comparison, or a cast to what is no float.
+            let compares = row.is_some_and(|row| matches!(row.rule, Rule::Compare(_))) || casts_to_discrete(node);
             for (i, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
                 let position = if compares || statics.contains(&i) { Position::Static } else { Position::Data };
                 uses.by_name.entry(name).or_default().push(position);
             }
             if LAYERS.contains(&node.op_type.as_str()) {
                 uses.weights.extend(node.input.iter().skip(1).map(String::as_str));
+            }
+            if node.op_type == "InstanceNormalization" {
+                uses.instance_norms.extend(node.input.iter().skip(1).map(String::as_str));
             }
             if node.op_type == "BatchNormalization" {
                 uses.statistics.extend(node.input.iter().skip(3).map(String::as_str));
@@ -167,6 +188,17 @@ impl<'a> Uses<'a> {
         }
         uses
     }
+
+    fn place(&self, name: &str) -> Place {
+        if has_made_up_name(name) && self.instance_norms.contains(name) { Place::MadeNorm } else { Place::Anywhere }
+    }
+}
+
+/// Whether the node is a Cast to integers or booleans.
+fn casts_to_discrete(node: &NodeProto) -> bool {
+    let to = node.attribute.iter().find(|a| a.name == "to").and_then(|a| i32::try_from(a.i).ok());
+    let discrete = |to| narrow(to).is_none() && tensor::held_dtype(to).is_ok_and(|dtype| !dtype.is_float());
+    node.op_type == "Cast" && to.is_some_and(discrete)
 }
 
 /// What the graph, the names and the dtypes say about the export.

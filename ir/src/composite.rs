@@ -223,10 +223,16 @@ pub fn max_pool_mask(g: &mut Graph, x: NodeId, window: &WindowDims) -> Result<No
     let lead = shape.rank() - window.size.len();
     let count: usize = window.size.iter().product();
     let flat: Shape = shape[..lead].iter().copied().chain([count]).collect();
-    let rows = g.push(Op::Reshape(flat.clone()), &[unfolded])?;
-    let first = g.push(Op::ArgReduce { op: ArgOp::Max, axis: lead }, &[rows])?;
-    let first = g.broadcast_without(first, &flat, &[lead])?;
-    let position = g.push(Op::Iota { dtype: DType::I64, shape: flat, axis: lead }, &[])?;
-    let mask = g.push(Op::Compare(CompareOp::Eq), &[position, first])?;
+    let rows = g.push(Op::Reshape(flat), &[unfolded])?;
+    let mask = first_largest_mask(g, rows, lead)?;
     g.push(Op::Reshape(shape), &[mask])
+}
+
+/// A mask of `x`'s shape that is true at the first largest element along `axis`.
+pub fn first_largest_mask(g: &mut Graph, x: NodeId, axis: usize) -> Result<NodeId, GraphError> {
+    let shape = g.ty(x).shape.clone();
+    let first = g.push(Op::ArgReduce { op: ArgOp::Max, axis }, &[x])?;
+    let first = g.broadcast_without(first, &shape, &[axis])?;
+    let position = g.push(Op::Iota { dtype: DType::I64, shape, axis }, &[])?;
+    g.compare(CompareOp::Eq, position, first)
 }

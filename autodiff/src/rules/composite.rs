@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use meganeura_ir::composite::{
-    GELU_CUBIC, gelu_tanh_inner, gelu_tanh_scale, inverse_rms, max_pool_mask, normal_cdf, normalize_parts,
+    GELU_CUBIC, first_largest_mask, gelu_tanh_inner, gelu_tanh_scale, inverse_rms, max_pool_mask, normal_cdf, normalize_parts,
 };
 use meganeura_ir::{CompareOp, Composite, Graph, GraphError, NodeId, Op, ReduceOp, UnaryOp, WindowDims};
 
@@ -26,14 +26,10 @@ pub(super) fn composite(
 ) -> Result<Cotangent, GraphError> {
     let x = operands[0];
     let dx = match c {
-        Composite::Softmax { axis } => formula(g, |f| {
-            let [y, dy] = f.terms([y, dy]);
-            y * (dy - (dy * y).reduce_keep(ReduceOp::Sum, &[*axis]))
-        }),
-        Composite::LogSoftmax { axis } => formula(g, |f| {
-            let [y, dy] = f.terms([y, dy]);
-            dy - y.unary(UnaryOp::Exp) * dy.reduce_keep(ReduceOp::Sum, &[*axis])
-        }),
+        // Rows without elements.
+        Composite::Softmax { axis } | Composite::LogSoftmax { axis } if g.ty(y).shape[*axis] == 0 => Ok(dy),
+        Composite::Softmax { axis } => softmax(g, *axis, y, dy),
+        Composite::LogSoftmax { axis } => log_softmax(g, *axis, y, dy),
         Composite::Normalize { axes, epsilon } => {
             let (_, inverse) = normalize_parts(g, x, axes, epsilon.0)?;
             formula(g, |f| {
@@ -78,6 +74,29 @@ pub(super) fn composite(
         Composite::AttentionLse(_) | Composite::AttentionGradient { .. } => return of_decomposition(g, c, operands, dy, operand),
     };
     dx.map(Value)
+}
+
+/// `y * (dy - sum(dy * y))`, which has the same value for every constant added to `dy`: with that of the largest element subtracted, nothing
+/// cancels where `y` is nearly 1.
+fn softmax(g: &mut Graph, axis: usize, y: NodeId, dy: NodeId) -> Result<NodeId, GraphError> {
+    let largest = first_largest_mask(g, y, axis)?;
+    formula(g, |f| {
+        let [largest, y, dy] = f.terms([largest, y, dy]);
+        let dy = dy - largest.select(dy, 0.0).reduce_keep(ReduceOp::Sum, &[axis]);
+        y * (dy - (dy * y).reduce_keep(ReduceOp::Sum, &[axis]))
+    })
+}
+
+/// `dy - exp(y) * sum(dy)`, whose elements add up to 0: that of the largest element, where the difference cancels if `exp(y)` is nearly 1, is what
+/// the others leave.
+fn log_softmax(g: &mut Graph, axis: usize, y: NodeId, dy: NodeId) -> Result<NodeId, GraphError> {
+    let largest = first_largest_mask(g, y, axis)?;
+    formula(g, |f| {
+        let [largest, y, dy] = f.terms([largest, y, dy]);
+        let is_other = largest.unary(UnaryOp::Not);
+        let dx = dy - y.unary(UnaryOp::Exp) * dy.reduce_keep(ReduceOp::Sum, &[axis]);
+        is_other.select(dx, -is_other.select(dx, 0.0).reduce_keep(ReduceOp::Sum, &[axis]))
+    })
 }
 
 /// The derivative of the decomposition with respect to one operand, as if the others did not depend on it.
@@ -132,7 +151,8 @@ fn max_pool(g: &mut Graph, window: &WindowDims, x: NodeId, dy: NodeId) -> Result
 
 #[cfg(test)]
 mod tests {
-    use meganeura_ir::{Real, Tensor};
+    use meganeura_ir::Tensor;
+    use meganeura_ir::interpreter::{Environment, Real, interpret};
 
     use super::*;
     use crate::testing::{assert_close, check, graph_of, grid, input_cotangents, reals};
@@ -143,7 +163,7 @@ mod tests {
     }
 
     fn cases() -> Vec<(Composite, Tensor)> {
-        let epsilon = Real(1e-2);
+        let epsilon = meganeura_ir::Real(1e-2);
         vec![
             (Composite::Softmax { axis: 1 }, grid([2, 5, 3], -2.0, 2.0)),
             (Composite::Softmax { axis: 0 }, grid([1], -2.0, 2.0)),
@@ -181,7 +201,7 @@ mod tests {
 
     #[test]
     fn composites_of_nothing_differentiate() {
-        let epsilon = Real(1e-5);
+        let epsilon = meganeura_ir::Real(1e-5);
         for (composite, shape) in [
             (Composite::Softmax { axis: 1 }, vec![0, 3]),
             (Composite::LogSoftmax { axis: 1 }, vec![3, 0]),
@@ -206,6 +226,45 @@ mod tests {
         let (g, y) = graph_of(&tied, |g, x| g.push(pool.clone(), x));
         let d = &input_cotangents(&g, y, &tied)[0];
         assert!(d[1] != 0.0 && [d[0], d[2], d[3]] == [0.0; 3], "{d:?}");
+    }
+
+    /// The cotangents of `composite` for a given one of its result, computed in `T`, where all numbers are those that f32 holds.
+    fn cotangents_in<T: Real>(composite: &Composite, x: &Tensor, dy: &Tensor) -> Vec<f64> {
+        let mut g = Graph::new();
+        let [x_node, dy_node] = [("x", x), ("dy", dy)].map(|(name, t)| g.input(name, t.ty().clone()).unwrap());
+        let y = g.push(Op::Composite(composite.clone()), &[x_node]).unwrap();
+        let dx = vjp(&mut g, &[(y, dy_node)], &[x_node]).unwrap()[0];
+        g.output("dx", dx).unwrap();
+        let environment = Environment::<T>::from_tensors(&[x.clone(), dy.clone()], &[]);
+        interpret(&g, &environment).unwrap().outputs()[0].to_f64_vec()
+    }
+
+    #[test]
+    fn every_element_of_a_nearly_certain_softmax_has_its_own_slope() {
+        for gap in [0.0, 1.0, 10.0, 20.0, 50.0, 80.0] {
+            // The largest element comes first, in the middle, twice, last.
+            let rows = [[gap, 0.0, -0.7, 0.4], [0.25, gap, 0.3, -1.5], [gap, gap, 0.0, -0.5], [0.0, -2.0, 1.0, gap + 1.0]];
+            let x = Tensor::from_f32([4, 4], &rows.concat().iter().map(|v| *v as f32).collect::<Vec<_>>());
+            let dense =
+                Tensor::from_f32([4, 4], &[3.1, -1.7, 0.9, 2.3, -0.2, 0.6, 1.9, -2.2, 0.7, 1.3, -0.8, 2.9, 1.1, -0.4, 0.55, 5.3]);
+            // Of a cross entropy, whose target is the largest element of two rows.
+            let chosen = Tensor::from_f32(
+                [4, 4],
+                &[-0.25, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.25, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0, 0.0, -0.25],
+            );
+            for composite in [Composite::Softmax { axis: 1 }, Composite::LogSoftmax { axis: 1 }] {
+                for dy in [&dense, &chosen] {
+                    let [found, expected] = [cotangents_in::<f32>(&composite, &x, dy), cotangents_in::<f64>(&composite, &x, dy)];
+                    for (found, expected) in found.iter().zip(&expected) {
+                        let error = (found - expected).abs();
+                        assert!(
+                            error <= 1e-4 * expected.abs() + f64::from(f32::MIN_POSITIVE),
+                            "{composite:?}, gap {gap}: {found} instead of {expected}"
+                        );
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn mlp_gives_pytorchs_outputs_at_any_batch_size() {
 
 #[test]
 fn parameters_of_a_dynamo_export_are_those_of_pytorch() {
-    for name in ["whisper", "resnet", "action-expert"] {
+    for name in ["action-expert", "llama", "resnet", "resnet-bn-train", "unet", "whisper"] {
         let model = Model::open(corpus(&format!("{name}/model.onnx"))).unwrap();
         let bytes = std::fs::read(corpus(&format!("{name}/grads.safetensors"))).unwrap();
         let gradients = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -116,6 +116,28 @@ fn parameters_of_a_dynamo_export_are_those_of_pytorch() {
         for parameter in model.parameters().iter().filter(|p| p.trainable) {
             assert_eq!(parameter.shape.to_vec(), gradients.tensor(&parameter.name).unwrap().shape());
         }
+    }
+}
+
+/// The parameters of the PyTorch modules under their own or other names, and tied ones twice where the exporter transposed a copy; and what does
+/// not train.
+#[test]
+fn parameters_of_other_exports_are_as_many_as_pytorchs() {
+    for (name, trained, others) in [
+        ("exports/gpt2-tiny-dynamo", 40, &[][..]),
+        ("exports/gpt2-tiny-legacy", 41, &[]),
+        ("exports/llama-tiny-dyn-dynamo", 29, &["m.model.rotary_emb.inv_freq"]),
+        ("exports/llama-tiny-legacy", 30, &["/m/model/rotary_emb/Constant_output_0"]),
+        ("exports/unet-dynamo", 104, &["unsqueeze_1", "val_18", "val_21"]),
+        ("exports/vit-dynamo", 56, &[]),
+        ("exports/vit-legacy-train", 56, &[]),
+        ("mlp/mlp-dyn-dynamo", 6, &[]),
+        ("mlp/mlp-legacy", 6, &[]),
+    ] {
+        let model = Model::open(corpus(&format!("{name}.onnx"))).unwrap();
+        let still: Vec<&str> = model.parameters().iter().filter(|p| !p.trainable).map(|p| p.name.as_str()).collect();
+        assert_eq!(still, others, "{name}");
+        assert_eq!(model.parameters().len() - still.len(), trained, "{name}");
     }
 }
 

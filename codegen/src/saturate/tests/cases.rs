@@ -1,20 +1,6 @@
-//! For each rule: a graph in which it fires, and one, as close as possible, in which it must not.
+//! For each rule of [`RULES`](super::super::rules::RULES): a graph in which it fires, and one, as close as possible, in which it must not.
 
-use meganeura_ir::{BinaryOp::*, Composite, DType, NodeId, Op, ReduceOp, UnaryOp::*};
-
-use super::sketch::Sketch;
-
-pub struct Case {
-    pub rule: &'static str,
-    pub fires: fn(&mut Sketch) -> NodeId,
-    pub refuses: fn(&mut Sketch) -> NodeId,
-}
-
-macro_rules! cases {
-    ($($rule:literal: |$g:ident| $fires:expr, not $refuses:expr;)*) => {
-        pub const CASES: &[Case] = &[$(Case { rule: $rule, fires: |$g| $fires, refuses: |$g| $refuses }),*];
-    };
-}
+use meganeura_ir::{BinaryOp::*, Composite, DType, Op, ReduceOp, UnaryOp::*};
 
 #[rustfmt::skip]
 cases! {

@@ -4,26 +4,82 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use egg::{Id, Language};
-use meganeura_ir::interpreter::{Environment, Value, evaluate_node, interpret};
+use meganeura_ir::interpreter::{Environment, Real, Value, evaluate_node, interpret};
 use meganeura_ir::testing::{random_tensor, relative_l2};
 use meganeura_ir::{
-    BinaryOp, DType, DotDims, Graph, InputId, NodeId, Op, ParameterId, ReduceOp, Shape, SliceDim, Tensor, TensorType, UnaryOp,
+    BinaryOp, DType, DotDims, Graph, GraphError, InputId, NodeId, Op, ParameterId, ReduceOp, Shape, SliceDim, Tensor, TensorType,
+    UnaryOp,
 };
 
+use crate::saturate::Saturated;
 use crate::saturate::analysis::{TensorGraph, op_of, tensor_type};
 use crate::saturate::language::TensorLang;
 
+/// What stands for the factors 2, 3 and 5 of every size, so that shapes of equal numbers of elements keep them equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes([usize; 3]);
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Sizes::AS_WRITTEN
+    }
+}
+
+impl Sizes {
+    pub const AS_WRITTEN: Sizes = Sizes([2, 3, 5]);
+    pub const ALL: [Sizes; 8] = [
+        Sizes::AS_WRITTEN,
+        Sizes([3, 5, 7]),
+        Sizes([1, 3, 5]),
+        Sizes([2, 1, 5]),
+        Sizes([2, 3, 1]),
+        Sizes([0, 3, 5]),
+        Sizes([2, 0, 5]),
+        Sizes([2, 3, 0]),
+    ];
+
+    fn of(self, mut size: usize) -> usize {
+        let mut product = 1;
+        for (factor, stands) in [2, 3, 5].into_iter().zip(self.0) {
+            while size > 0 && size.is_multiple_of(factor) {
+                (size, product) = (size / factor, product * stands);
+            }
+        }
+        size * product
+    }
+}
+
 #[derive(Default)]
-pub struct Sketch(pub Graph);
+pub struct Sketch(pub Graph, Sizes, Option<GraphError>);
 
 impl Sketch {
+    /// The graph that `build` sketches; `None` where it needs the sizes that are written.
+    pub fn graph(sizes: Sizes, build: fn(&mut Sketch) -> NodeId) -> Option<Graph> {
+        let mut sketch = Sketch(Graph::new(), sizes, None);
+        let y = build(&mut sketch);
+        match &sketch.2 {
+            Some(error) if sizes == Sizes::AS_WRITTEN => panic!("{error}"),
+            Some(_) => None,
+            None => Some(sketch.finish(y)),
+        }
+    }
+
+    /// After an error the node is any: [`Sketch::graph`] discards it.
     pub fn push(&mut self, op: Op, operands: &[NodeId]) -> NodeId {
-        self.0.push(op, operands).unwrap()
+        self.0.push(op, operands).unwrap_or_else(|error| {
+            self.2.get_or_insert(error);
+            operands.first().copied().unwrap_or(NodeId(0))
+        })
+    }
+
+    pub fn shape(&self, shape: &[usize]) -> Shape {
+        shape.iter().map(|&size| self.1.of(size)).collect()
     }
 
     pub fn typed(&mut self, dtype: DType, shape: &[usize]) -> NodeId {
         let name = format!("x{}", self.0.inputs().len());
-        self.0.input(name, TensorType::new(dtype, shape)).unwrap()
+        let ty = TensorType::new(dtype, self.shape(shape));
+        self.0.input(name, ty).unwrap()
     }
 
     /// A new f32 input.
@@ -33,7 +89,8 @@ impl Sketch {
 
     /// `value` in every element, as one constant tensor.
     pub fn c_typed(&mut self, dtype: DType, shape: &[usize], value: f64) -> NodeId {
-        let count = shape.iter().product();
+        let shape = self.shape(shape);
+        let count = shape.numel();
         self.push(Op::Constant(Arc::new(Tensor::from_f64(dtype, shape, &vec![value; count]))), &[])
     }
 
@@ -46,15 +103,19 @@ impl Sketch {
     }
 
     pub fn reshape(&mut self, x: NodeId, shape: &[usize]) -> NodeId {
-        self.push(Op::Reshape(Shape::from(shape)), &[x])
+        self.push(Op::Reshape(self.shape(shape)), &[x])
     }
 
     pub fn broadcast(&mut self, x: NodeId, shape: &[usize], axes: &[usize]) -> NodeId {
-        self.push(Op::Broadcast { shape: Shape::from(shape), axes: axes.to_vec() }, &[x])
+        self.push(Op::Broadcast { shape: self.shape(shape), axes: axes.to_vec() }, &[x])
     }
 
     pub fn slice(&mut self, x: NodeId, ranges: &[(usize, isize, usize)]) -> NodeId {
-        let ranges = ranges.iter().map(|&(start, step, size)| SliceDim { start, step, size });
+        let sizes = self.0.ty(x).shape.clone();
+        let ranges = ranges.iter().zip(sizes.iter()).map(|(&(start, step, size), &whole)| match whole {
+            0 => SliceDim { start: 0, step: 1, size: 0 },
+            _ => SliceDim { start, step, size },
+        });
         self.push(Op::Slice(ranges.collect()), &[x])
     }
 
@@ -88,7 +149,7 @@ impl Sketch {
 }
 
 /// A random value for every input and parameter of `graph`.
-pub fn random_environment(graph: &Graph) -> Environment<f64> {
+pub fn random_environment<T: Real>(graph: &Graph) -> Environment<T> {
     let types = graph.inputs().iter().map(|i| &i.ty).chain(graph.parameters().iter().map(|p| &p.ty));
     let tensors: Vec<Tensor> = types.enumerate().map(|(seed, ty)| random_tensor(ty, seed as u64 + 1)).collect();
     let (inputs, parameters) = tensors.split_at(graph.inputs().len());
@@ -97,7 +158,7 @@ pub fn random_environment(graph: &Graph) -> Environment<f64> {
 
 /// The largest relative error of any output or update of `actual`.
 pub fn disagreement(actual: &Graph, expected: &Graph) -> f64 {
-    let environment = random_environment(expected);
+    let environment = random_environment::<f64>(expected);
     let actual = interpret(actual, &environment).unwrap();
     let expected = interpret(expected, &environment).unwrap();
     let values = |e: &meganeura_ir::interpreter::Evaluation<f64>| -> Vec<Vec<f64>> {
@@ -109,10 +170,11 @@ pub fn disagreement(actual: &Graph, expected: &Graph) -> f64 {
     actual.iter().zip(&expected).map(|(a, e)| relative_l2(a, e)).fold(0.0, f64::max)
 }
 
-/// Evaluates every e-node and panics where one differs from the value that the given graph has in its class.
-pub fn assert_classes_agree(egraph: &TensorGraph, nodes: &[(NodeId, TensorLang, Id)], graph: &Graph, context: &str) {
-    let environment = random_environment(graph);
-    let mut values: HashMap<Id, Value<f64>> = HashMap::new();
+/// Evaluates every e-node and panics where one differs from the value that the given graph has in its class by more than `tolerance`.
+pub fn assert_classes_agree<T: Real>(saturated: &Saturated, graph: &Graph, tolerance: f64, context: &str) {
+    let Saturated { egraph, nodes, .. } = saturated;
+    let environment = random_environment::<T>(graph);
+    let mut values: HashMap<Id, Value<T>> = HashMap::new();
     for (_, node, class) in nodes {
         let value = evaluate(egraph, node, *class, &values, &environment).unwrap();
         values.entry(egraph.find(*class)).or_insert(value);
@@ -124,7 +186,7 @@ pub fn assert_classes_agree(egraph: &TensorGraph, nodes: &[(NodeId, TensorLang, 
                 if let Some(value) = evaluate(egraph, node, class.id, &values, &environment) {
                     let expected = values.entry(class.id).or_insert_with(|| value.clone());
                     let error = relative_l2(&value.to_f64_vec(), &expected.to_f64_vec());
-                    assert!(error < 1e-6, "{context}: {node:?} is off by {error:e}");
+                    assert!(error < tolerance, "{context}: {node:?} is off by {error:e}");
                 }
             }
         }
@@ -138,14 +200,14 @@ pub fn assert_classes_agree(egraph: &TensorGraph, nodes: &[(NodeId, TensorLang, 
     assert_eq!(values.len(), tensors, "{context}: every class has a value");
 }
 
-fn evaluate(
+fn evaluate<T: Real>(
     egraph: &TensorGraph,
     node: &TensorLang,
     class: Id,
-    values: &HashMap<Id, Value<f64>>,
-    environment: &Environment<f64>,
-) -> Option<Value<f64>> {
-    let operands: Option<Vec<&Value<f64>>> = node.operands().iter().map(|o| values.get(&egraph.find(*o))).collect();
+    values: &HashMap<Id, Value<T>>,
+    environment: &Environment<T>,
+) -> Option<Value<T>> {
+    let operands: Option<Vec<&Value<T>>> = node.operands().iter().map(|o| values.get(&egraph.find(*o))).collect();
     let operands = operands?;
     Some(match op_of(egraph, node)? {
         Op::Input(InputId(i)) => environment.inputs[i as usize].clone(),
