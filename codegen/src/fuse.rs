@@ -4,12 +4,15 @@
 //! [`Use`]s: the group, and the symbolic index. The node is then *inlined* into its users' groups, *stored* by one of them on the way, or
 //! becomes the *root* of a group of its own.
 
+mod attention;
+mod siblings;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
 
 use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
-use crate::attention::{Attention, attention, companions};
+use crate::attention::{attention, companions};
 use crate::eval::interleaved;
 use crate::index::{Index, VarId, ravel};
 use crate::profile::{DeviceKind, DeviceProfile};
@@ -23,8 +26,9 @@ pub enum Domain {
     Row { rows: Vec<usize> },
     /// Contractions of one shape, tile by tile; the rest of the group is their prologue and epilogue.
     Contract { sums: Vec<Sum>, place: Place },
-    /// The root is an attention; what it reads is its prologue.
-    Attention,
+    /// The kernel of the attention `node`; what that reads is its prologue. What follows from a gradient that the kernel computes is its epilogue:
+    /// which, and where that lies relative to the root.
+    Attention { node: NodeId, epilogue: Option<(NodeId, Place)> },
 }
 
 /// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
@@ -76,6 +80,13 @@ struct Use {
     prologue: bool,
 }
 
+impl Use {
+    /// The same in group `to` if it is in group `from`.
+    fn moved(self, from: usize, to: usize) -> Use {
+        Use { group: if self.group == from { to } else { self.group }, ..self }
+    }
+}
+
 /// Variables of loops inside a group, as opposed to the axes of its root, count from here.
 const FIRST_LOOP_VAR: VarId = 1 << 16;
 /// A reduction of at most this many elements may run as a loop inside a map.
@@ -88,22 +99,23 @@ const STATISTIC_NODES: usize = 16;
 const MAX_SUMS: usize = 2;
 /// The most contractions that one kernel adds up.
 const MAX_TERMS: usize = 4;
-/// Rows of one side of an attention for which the other side may be computed again.
-const MAX_RECOMPUTED_ROWS: usize = 512;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
 /// Divides the live nodes of `graph` (primitives only) into groups, in execution order.
 ///
-/// No dependency cycle can arise: a group only reads nodes that groups with smaller roots store, since a node is stored by the group with the smallest root that reads it, or is itself a root.
+/// No dependency cycle can arise: a group only reads nodes that groups of smaller rank store. A new group's rank is its root; a node is stored
+/// by the group with the smallest rank that reads it, or is itself a root; and what becomes one group takes a rank that suits both.
 pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
     let (contractions, parts) = contractions(graph);
     let mut fuser = Fuser {
         graph,
+        profile,
         max_bindings: profile.max_storage_bindings as usize,
         tiles: profile.kind != DeviceKind::Software,
         uses: HashMap::new(),
         groups: Vec::new(),
+        ranks: Vec::new(),
         frontier: Vec::new(),
         next_var: FIRST_LOOP_VAR,
         opaque: BTreeMap::new(),
@@ -161,11 +173,14 @@ fn alike(graph: &Graph, a: NodeId, b: NodeId) -> bool {
 
 struct Fuser<'a> {
     graph: &'a Graph,
+    profile: &'a DeviceProfile,
     max_bindings: usize,
     /// Whether the device reads operands tile by tile.
     tiles: bool,
     uses: HashMap<NodeId, BTreeSet<Use>>,
     groups: Vec<Group>,
+    /// Per group: its place in an order of execution.
+    ranks: Vec<NodeId>,
     /// Per group: nodes that it reads, decided or not.
     frontier: Vec<BTreeSet<NodeId>>,
     next_var: VarId,
@@ -183,7 +198,7 @@ struct Fuser<'a> {
 
 impl Fuser<'_> {
     fn place(&mut self, id: NodeId, must_store: bool) {
-        let uses = self.uses.remove(&id).unwrap_or_default();
+        let mut uses = self.uses.remove(&id).unwrap_or_default();
         let op = &self.graph.node(id).op;
         if op.is_leaf() {
             if in_memory(self.graph, id) {
@@ -194,12 +209,19 @@ impl Fuser<'_> {
             }
             return;
         }
+        if !must_store && self.contractions.contains_key(&id) {
+            self.unite_readers(id, &mut uses);
+        }
         let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
-        if self.companions.contains_key(&id) {
-            users.iter().for_each(|&g| {
-                self.groups[g].reads.insert(id);
-            });
-            return;
+        if matches!(op, Op::Composite(_)) {
+            let follows = |g: usize| users.len() == 1 && !must_store && self.can_inline(id, g, &uses);
+            let apart = self.companions.contains_key(&id) && !users.iter().any(|&g| follows(g));
+            if apart || self.join_companion(id, &users) {
+                users.iter().for_each(|&g| {
+                    self.groups[g].reads.insert(id);
+                });
+                return;
+            }
         }
         let everywhere = users.len() == 1
             || is_light(self.graph, id)
@@ -219,8 +241,8 @@ impl Fuser<'_> {
             self.expand(id, g, &at, false, false);
             return;
         }
-        // The user with the smallest root runs first: what it stores, all others can load.
-        let owner = users.iter().copied().min_by_key(|&g| self.groups[g].root);
+        // The user with the smallest rank runs first: what it stores, all others can load.
+        let owner = users.iter().copied().min_by_key(|&g| self.ranks[g]);
         let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
         let owner = match (owner, place) {
             (Some(g), Some(place)) if self.bindings_with(id, g) < self.max_bindings => {
@@ -272,14 +294,10 @@ impl Fuser<'_> {
                 Domain::Contract { sums: vec![self.contractions[&root].clone()], place: whole.clone() }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
-            Op::Composite(_) => Domain::Attention,
+            Op::Composite(_) => Domain::Attention { node: root, epilogue: None },
             _ => Domain::Map,
         };
-        let beside = self.companions.iter().filter(|(_, first)| **first == root).map(|(&node, _)| Stored {
-            node,
-            place: Place::Axes((0..self.graph.ty(node).shape.rank()).map(|axis| (axis + 1 < rank).then_some(axis)).collect()),
-        });
-        let stored = [Stored { node: root, place: whole }].into_iter().chain(beside).collect();
+        let stored = [Stored { node: root, place: whole }].into_iter().chain(self.beside_attention(root)).collect();
         self.groups.push(Group {
             root,
             domain,
@@ -288,6 +306,7 @@ impl Fuser<'_> {
             nodes: BTreeSet::new(),
             elementwise: BTreeSet::new(),
         });
+        self.ranks.push(root);
         self.frontier.push(BTreeSet::new());
         self.root_indices.push(at.clone());
         self.leaf_reads.push(Vec::new());
@@ -325,6 +344,7 @@ impl Fuser<'_> {
             }
             // A prologue runs once per tile and per element of it.
             Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
+            Op::Composite(_) => self.epilogue_place(id, g, uses).is_some(),
             _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id) || self.suits_attention(id, g),
             op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
@@ -340,23 +360,6 @@ impl Fuser<'_> {
             }
             _ => false,
         }
-    }
-
-    /// Whether an attention had better compute `id` for each tile that reads it than find it in memory: the rotation of short sequences.
-    fn suits_attention(&self, id: NodeId, g: usize) -> bool {
-        let group = &self.groups[g];
-        let Some(a) = attention(self.graph, group.root).filter(|_| self.tiles && group.domain == Domain::Attention) else {
-            return false;
-        };
-        let n = self.graph.node(id);
-        let cheap = match &n.op {
-            Op::Unary(op) => matches!(op, UnaryOp::Neg | UnaryOp::Abs),
-            Op::Binary(op) => !matches!(op, BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Div),
-            op => op.is_movement() || matches!(op, Op::Select | Op::Compare(_) | Op::Cast(_)),
-        };
-        // A contraction takes its epilogue along at no cost.
-        let epilogue = n.operands.iter().any(|&o| matches!(self.graph.node(o).op, Op::Dot(_) | Op::Conv(_)));
-        cheap && !epilogue && a.sharing() * a.queries.max(a.keys) <= MAX_RECOMPUTED_ROWS
     }
 
     /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
@@ -407,7 +410,7 @@ impl Fuser<'_> {
                 enough_rows.then_some(Domain::Row { rows })
             }
             Domain::Row { rows: current } => (*current == rows).then(|| group.domain.clone()),
-            Domain::Contract { .. } | Domain::Attention => None,
+            Domain::Contract { .. } | Domain::Attention { .. } => None,
         }
     }
 
@@ -455,29 +458,19 @@ impl Fuser<'_> {
 
     /// Where `id` lies relative to the root of `g`, if the group passes over each element exactly once.
     fn stored_place(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Place> {
-        let shape = &self.graph.ty(id).shape;
+        if matches!(self.graph.node(id).op, Op::Composite(_)) {
+            return self.epilogue_place(id, g, uses);
+        }
+        // What is about to make the group a row kernel is stored once per row.
+        let becomes_row = || {
+            matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. })
+                || self.row_of_statistic(id, g, uses).is_some()
+        };
         let root_shape = &self.graph.ty(self.groups[g].root).shape;
         uses.iter().filter(|u| u.group == g && !u.guarded && !u.prologue).find_map(|u| {
-            let axes: Option<Vec<Option<usize>>> =
-                u.at.iter()
-                    .zip(shape.iter())
-                    .map(|(i, &size)| {
-                        if size == 1 && i.as_constant() == Some(0) {
-                            return Some(None);
-                        }
-                        let axis = self.root_indices[g].iter().position(|r| r == i && r.as_constant().is_none())?;
-                        (root_shape[axis] == size).then_some(Some(axis))
-                    })
-                    .collect();
-            let same_position = || {
-                let linear = ravel(&u.at, shape) == ravel(&self.root_indices[g], root_shape);
-                (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
-            };
-            let Some(axes) = axes else { return same_position() };
+            let place = self.place_of(id, g, &u.at)?;
+            let Place::Axes(axes) = &place else { return Some(place) };
             let used: BTreeSet<usize> = axes.iter().flatten().copied().collect();
-            if used.len() != axes.iter().flatten().count() {
-                return None;
-            }
             let whole = (0..root_shape.rank()).all(|a| root_shape[a] == 1 || used.contains(&a));
             let row = match &self.groups[g].domain {
                 Domain::Row { rows } => {
@@ -485,16 +478,36 @@ impl Fuser<'_> {
                 }
                 _ => false,
             };
-            // What is about to make the group a row kernel is stored once per row.
-            let becomes_row = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. })
-                || self.row_of_statistic(id, g, uses).is_some();
-            (whole || row || becomes_row).then_some(Place::Axes(axes))
+            (whole || row || becomes_row()).then_some(place)
         })
+    }
+
+    /// Where `id`, which `g` reads at `at`, lies relative to the root: along axes of the root, which may be fewer than all.
+    fn place_of(&self, id: NodeId, g: usize, at: &[Index]) -> Option<Place> {
+        let shape = &self.graph.ty(id).shape;
+        let (root, root_shape) = (&self.root_indices[g], &self.graph.ty(self.groups[g].root).shape);
+        let axis_of = |(i, &size): (&Index, &usize)| {
+            if size == 1 && i.as_constant() == Some(0) {
+                return Some(None);
+            }
+            let axis = root.iter().position(|r| r == i && r.as_constant().is_none())?;
+            (root_shape[axis] == size).then_some(Some(axis))
+        };
+        match at.iter().zip(shape.iter()).map(axis_of).collect::<Option<Vec<_>>>() {
+            Some(axes) => {
+                let used: BTreeSet<usize> = axes.iter().flatten().copied().collect();
+                (used.len() == axes.iter().flatten().count()).then_some(Place::Axes(axes))
+            }
+            None => {
+                let linear = ravel(at, shape) == ravel(root, root_shape);
+                (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
+            }
+        }
     }
 
     fn inline(&mut self, id: NodeId, g: usize, uses: &BTreeSet<Use>) {
         self.frontier[g].remove(&id);
-        let mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
+        let mut mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
         match &self.graph.node(id).op {
             _ if self.contractions.contains_key(&id) => {
                 if let Some(place) = self.stored_place(id, g, uses) {
@@ -509,6 +522,13 @@ impl Fuser<'_> {
                 if let Some(domain) = self.row_of(id, g, &mine[0]) {
                     self.groups[g].domain = domain;
                 }
+            }
+            Op::Composite(_) => {
+                if let Some(place) = self.epilogue_place(id, g, uses) {
+                    self.end_attention(id, g, place);
+                }
+                // Whichever columns are read, the kernel computes all.
+                mine.truncate(1);
             }
             _ => {}
         }
@@ -596,23 +616,6 @@ impl Fuser<'_> {
         }
     }
 
-    fn attention_reads(&mut self, a: &Attention) -> Vec<Access> {
-        let batch = self.loop_vars(a.batch.iter().copied());
-        let [query, key, column, value_column] =
-            [a.queries, a.keys, a.size, a.value_size].map(|size| self.loop_vars([size]).remove(0));
-        let row = || a.query_at(&batch, &query, None);
-        let backward = a.backward.into_iter().flat_map(|b| {
-            [(b.cotangent, a.query_at(&batch, &query, Some(&value_column))), (b.log_sum_exp, row()), (b.delta, row())]
-        });
-        [(a.query, a.query_at(&batch, &query, Some(&column))), (a.key, a.key_at(&batch, &key, &column))]
-            .into_iter()
-            .chain(a.value.map(|v| (v, a.key_at(&batch, &key, &value_column))))
-            .chain(backward)
-            .chain(a.mask.map(|m| (m, a.mask_at(&batch, &query, &key))))
-            .map(|(operand, at)| Access { guards: Vec::new(), operand, at })
-            .collect()
-    }
-
     fn loop_vars(&mut self, extents: impl IntoIterator<Item = usize>) -> Vec<Index> {
         extents
             .into_iter()
@@ -640,8 +643,10 @@ impl Fuser<'_> {
                 .filter(|n| matches!(self.graph.node(*n).op, Op::Parameter(_)))
                 .collect();
         }
-        self.groups.sort_by_key(|g| g.root);
-        self.groups
+        let mut ranked: Vec<(NodeId, Group)> = self.ranks.into_iter().zip(self.groups).collect();
+        ranked.retain(|(_, group)| !group.stored.is_empty());
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, group)| group).collect()
     }
 }
 

@@ -107,7 +107,7 @@ impl Workgroup {
             Domain::Map => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
             Domain::Contract { sums, .. } => contract::workgroup(graph, sums, profile),
-            Domain::Attention => attention::workgroup(graph, group.root, profile),
+            Domain::Attention { node, .. } => attention::workgroup(graph, *node, profile),
         }
     }
 
@@ -135,7 +135,9 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
         Domain::Map => ("map", rows::map(&mut kernel, profile)),
         Domain::Row { rows } => ("row", rows::row(&mut kernel, rows, profile)),
         Domain::Contract { sums, place } => ("contract", contract::contract(&mut kernel, sums, place, profile)),
-        Domain::Attention => ("attention", attention::emit(&mut kernel, group.root, profile)),
+        Domain::Attention { node, epilogue } => {
+            ("attention", attention::emit(&mut kernel, *node, epilogue.as_ref(), profile))
+        }
     };
     let invocations = Workgroup::of(graph, group, profile).invocations;
     Emitted::new(family, kernel.e.b.finish([invocations, 1, 1]), kernel.bound, workgroups)
@@ -199,6 +201,23 @@ impl<'a> KernelEmitter<'a> {
 
     fn root_shape(&self) -> &'a [usize] {
         &self.graph.ty(self.group.root).shape
+    }
+
+    /// The root's index where that of `node`, which lies at `place`, is `at`.
+    fn root_at(&self, node: NodeId, place: &Place, at: &[Index]) -> Vec<Index> {
+        let root_shape = self.root_shape();
+        match place {
+            Place::Axes(axes) => {
+                let mut root = vec![Index::default(); root_shape.len()];
+                for (axis, index) in axes.iter().zip(at) {
+                    if let Some(axis) = axis {
+                        root[*axis] = index.clone();
+                    }
+                }
+                root
+            }
+            Place::Linear => unravel(&ravel(at, &self.graph.ty(node).shape), root_shape),
+        }
     }
 
     /// The index of `stored` where the root's is `at`.

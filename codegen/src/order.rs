@@ -60,7 +60,7 @@ impl Kind {
             Domain::Map => 0,
             Domain::Row { .. } => 1,
             Domain::Contract { .. } => 2,
-            Domain::Attention => 3,
+            Domain::Attention { .. } => 3,
         };
         let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
         Kind { family, workgroup: Workgroup::of(graph, group, profile), shared, replaced }
