@@ -1,16 +1,17 @@
 //! The pipeline: decompose, saturate, fuse, emit, plan.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
+use meganeura_ir::{CompareOp, Graph, GraphError, NodeId, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
 use serde::{Deserialize, Serialize};
 
 use crate::frugal::frugal_order;
 use crate::fuse::fuse;
+use crate::in_place::in_place;
 use crate::kernels::{Emitted, attention, copy, emit_launch};
-use crate::order::{Launch, order};
+use crate::order::{Launch, edges, order};
 use crate::plan::{Layout, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
@@ -153,12 +154,14 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     let graph = guard_scatters(&graph)?;
     let groups = fuse(&graph, profile);
     stopwatch.lap("fuse");
-    let launches = order(&graph, groups.clone(), profile);
+    let edges = edges(&graph, &groups);
+    let in_place = in_place(&graph, &groups, &edges);
+    let launches = order(&graph, groups.clone(), &edges, &in_place, profile);
     stopwatch.lap("order");
-    let (mut launches, mut layout, mut emitted) = launched(&graph, launches, profile)?;
+    let (mut launches, mut layout, mut emitted) = launched(&graph, launches, &in_place, profile)?;
     let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
     if options.memory_limit.is_some_and(|limit| !sequence.fits(limit)) {
-        (launches, layout, emitted) = launched(&graph, frugal_order(&graph, groups), profile)?;
+        (launches, layout, emitted) = launched(&graph, frugal_order(&graph, groups, &edges), &in_place, profile)?;
     }
     let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
     stopwatch.lap("emit");
@@ -228,10 +231,11 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
 fn launched(
     graph: &Graph,
     launches: Vec<Launch>,
+    in_place: &BTreeMap<NodeId, NodeId>,
     profile: &DeviceProfile,
 ) -> Result<(Vec<Launch>, Layout, Vec<Emitted>), CompileError> {
-    let layout = layout(graph, &launches, profile)?;
-    let emitted = parallel_map(launches.len(), |i| emit_launch(graph, &launches[i], &layout.in_place, profile));
+    let layout = layout(graph, &launches, in_place, profile)?;
+    let emitted = parallel_map(launches.len(), |i| emit_launch(graph, &launches[i], in_place, profile));
     let emitted = emitted.into_iter().flatten().collect();
     Ok((launches, layout, emitted))
 }

@@ -5,11 +5,16 @@
 //! becomes the *root* of a group of its own.
 
 mod attention;
+mod cheap;
 mod siblings;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
+use meganeura_ir::{Graph, NodeId, Op};
+
+use self::cheap::{is_light, is_short};
+use self::sums::{alike, contractions};
 
 use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
 use crate::attention::{attention, companions};
@@ -89,16 +94,8 @@ impl Use {
 
 /// Variables of loops inside a group, as opposed to the axes of its root, count from here.
 const FIRST_LOOP_VAR: VarId = 1 << 16;
-/// A reduction of at most this many elements may run as a loop inside a map.
-const SHORT_REDUCTION: usize = 64;
-/// The most elements of a node that is computed again rather than stored.
-const MINOR_ELEMENTS: usize = 1 << 14;
-/// Nodes between a statistic and its reduction.
-const STATISTIC_NODES: usize = 16;
 /// The most sums that the elements of one kernel's tiles hold.
 const MAX_SUMS: usize = 2;
-/// The most contractions that one kernel adds up.
-const MAX_TERMS: usize = 4;
 /// How often one group may compute a node at different indices.
 const MAX_USES_IN_GROUP: usize = 4;
 
@@ -132,43 +129,6 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
         }
     }
     fuser.finish()
-}
-
-/// The contractions of `graph`, by the node that one kernel computes: alone, or added up where only the sum is read; and the nodes that
-/// are only parts of such sums.
-fn contractions(graph: &Graph) -> (HashMap<NodeId, Sum>, BTreeSet<NodeId>) {
-    let mut readers: HashMap<NodeId, usize> = HashMap::new();
-    for id in graph.live().into_iter().flat_map(|id| &graph.node(id).operands).chain(&graph.roots().collect::<Vec<_>>()) {
-        *readers.entry(*id).or_default() += 1;
-    }
-    let (mut sums, mut parts): (HashMap<NodeId, Sum>, BTreeSet<NodeId>) = Default::default();
-    for id in graph.live() {
-        let n = graph.node(id);
-        match (&n.op, n.operands.as_slice()) {
-            (Op::Dot(_) | Op::Conv(_), _) => {
-                sums.insert(id, Sum { value: id, terms: vec![id] });
-            }
-            (Op::Binary(BinaryOp::Add), &[x, y]) if x != y && readers[&x] == 1 && readers[&y] == 1 => {
-                let (Some(a), Some(b)) = (sums.get(&x), sums.get(&y)) else { continue };
-                let terms = [a.terms.as_slice(), &b.terms].concat();
-                if terms.len() <= MAX_TERMS && terms.iter().all(|&term| alike(graph, term, terms[0])) {
-                    for part in [x, y] {
-                        sums.remove(&part);
-                        parts.insert(part);
-                    }
-                    sums.insert(id, Sum { value: id, terms });
-                }
-            }
-            _ => {}
-        }
-    }
-    (sums, parts)
-}
-
-/// Whether two contractions divide their results in the same way.
-fn alike(graph: &Graph, a: NodeId, b: NodeId) -> bool {
-    let (a, b) = (contract_shape(graph, a), contract_shape(graph, b));
-    a.batch == b.batch && a.m == b.m && a.n == b.n
 }
 
 struct Fuser<'a> {
@@ -414,37 +374,6 @@ impl Fuser<'_> {
         }
     }
 
-    /// Whether `id` is arithmetic on few values: a trip through memory and a dispatch cost more than computing it again wherever it is
-    /// read. Reads inside loops move out of them where they can.
-    fn is_minor(&self, id: NodeId, uses: &BTreeSet<Use>) -> bool {
-        let n = self.graph.node(id);
-        let read = n.operands.iter().filter(|o| in_memory(self.graph, **o)).count();
-        n.op.is_pointwise()
-            && read <= 2
-            && n.ty.shape.numel() <= MINOR_ELEMENTS
-            && !self.rests_on_reduction(id)
-            && uses.iter().all(|u| !u.prologue)
-    }
-
-    /// Whether `id` follows from a long reduction by arithmetic on its few results, as the scale of a norm does.
-    fn rests_on_reduction(&self, id: NodeId) -> bool {
-        let count = self.graph.ty(id).shape.numel();
-        let mut open = vec![id];
-        let mut seen = BTreeSet::new();
-        while let Some(id) = open.pop() {
-            let n = self.graph.node(id);
-            if n.ty.shape.numel() != count || !seen.insert(id) || seen.len() > STATISTIC_NODES {
-                continue;
-            }
-            match &n.op {
-                Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, id) => return true,
-                op if op.is_pointwise() || matches!(op, Op::Reshape(_)) => open.extend(&n.operands),
-                _ => {}
-            }
-        }
-        false
-    }
-
     /// The rows over which the map `g` would have to iterate to compute and store `id` once per row, where `id` rests on a reduction
     /// that belongs into the same kernel.
     fn row_of_statistic(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Domain> {
@@ -656,35 +585,5 @@ pub fn in_memory(graph: &Graph, id: NodeId) -> bool {
         Op::Iota { .. } => false,
         Op::Constant(value) => value.shape().numel() > 1,
         _ => graph.ty(id).shape.numel() > 0,
-    }
-}
-
-fn is_short(graph: &Graph, reduction: NodeId) -> bool {
-    let n = graph.node(reduction);
-    let from = graph.ty(n.operands[0]).shape.numel();
-    from <= SHORT_REDUCTION * n.ty.shape.numel().max(1)
-}
-
-/// Whether computing the node again costs less than a trip through memory: movement, and arithmetic with constants. Random numbers
-/// count as light so that no mask waits in memory for the backward pass.
-fn is_light(graph: &Graph, id: NodeId) -> bool {
-    let n = graph.node(id);
-    match &n.op {
-        Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) => true,
-        Op::Pad(_) | Op::Unfold(_) | Op::RandomUniform { .. } => true,
-        Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
-        Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
-        Op::Binary(_) | Op::Compare(_) | Op::Select => n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1,
-        _ => false,
-    }
-}
-
-/// Whether the node is one constant, repeated.
-fn is_uniform(graph: &Graph, id: NodeId) -> bool {
-    let n = graph.node(id);
-    match &n.op {
-        Op::Constant(value) => value.shape().numel() == 1,
-        Op::Broadcast { .. } | Op::Reshape(_) => is_uniform(graph, n.operands[0]),
-        _ => false,
     }
 }

@@ -135,9 +135,7 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
         Domain::Map => ("map", rows::map(&mut kernel, profile)),
         Domain::Row { rows } => ("row", rows::row(&mut kernel, rows, profile)),
         Domain::Contract { sums, place } => ("contract", contract::contract(&mut kernel, sums, place, profile)),
-        Domain::Attention { node, epilogue } => {
-            ("attention", attention::emit(&mut kernel, *node, epilogue.as_ref(), profile))
-        }
+        Domain::Attention { node, epilogue } => ("attention", attention::emit(&mut kernel, *node, epilogue.as_ref(), profile)),
     };
     let invocations = Workgroup::of(graph, group, profile).invocations;
     Emitted::new(family, kernel.e.b.finish([invocations, 1, 1]), kernel.bound, workgroups)

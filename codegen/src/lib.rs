@@ -7,6 +7,7 @@ mod compile;
 mod eval;
 mod frugal;
 mod fuse;
+mod in_place;
 mod index;
 mod kernels;
 mod key;

@@ -90,7 +90,8 @@ impl Fuser<'_> {
 
     /// Stores `id` by the kernel that computes it for an epilogue of its companion, if there is one that can run before `users`.
     pub(super) fn join_companion(&mut self, id: NodeId, users: &BTreeSet<usize>) -> bool {
-        let computes = |domain: &Domain| matches!(domain, Domain::Attention { node, epilogue: Some((of, _)) } if *node == id && *of != id);
+        let computes =
+            |domain: &Domain| matches!(domain, Domain::Attention { node, epilogue: Some((of, _)) } if *node == id && *of != id);
         let Some(g) = self.groups.iter().position(|group| computes(&group.domain)) else { return false };
         let Some(rank) = self.rank_before(g, id, users.clone()) else { return false };
         self.ranks[g] = rank;

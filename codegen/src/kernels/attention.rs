@@ -498,8 +498,7 @@ impl<'g> Family<'_, 'g> {
         let parts = spec.size.max(spec.value_size).div_ceil(COLUMNS);
         let own = spec.own_batch();
         let (own_at, key, part, workgroups) = self.rows(&own, spec.keys, parts, profile);
-        let [for_keys, for_values] =
-            [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
+        let [for_keys, for_values] = [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
         let keys = for_keys.then(|| self.part(spec.size, &part, parts));
         let values = for_values.then(|| self.part(spec.value_size, &part, parts));
 

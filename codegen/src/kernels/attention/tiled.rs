@@ -484,8 +484,7 @@ impl Family<'_, '_> {
         let per_query = tiles.queries / SIDE;
         let rows = own_elements(&p.row, tiles.keys);
         let keys: Vec<Place> = rows.iter().map(|row| self.place(first_key.add(row), spec.keys)).collect();
-        let [for_keys, for_values] =
-            [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
+        let [for_keys, for_values] = [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
         let out_keys = for_keys.then(|| self.accumulators(keys.len() * padded(spec.size) / SIDE));
         let out_values = for_values.then(|| self.accumulators(keys.len() * padded(spec.value_size) / SIDE));
         let own_row = |a: &Attention, row: &Index, c: &Index| a.key_at(&p.batch, row, c);
