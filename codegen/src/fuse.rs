@@ -174,8 +174,8 @@ impl Fuser<'_> {
         }
         let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
         if matches!(op, Op::Composite(_)) {
-            let follows = |g: usize| users.len() == 1 && !must_store && self.can_inline(id, g, &uses);
-            let apart = self.companions.contains_key(&id) && !users.iter().any(|&g| follows(g));
+            let ends = users.iter().min_by_key(|&&g| self.ranks[g]).is_some_and(|&g| self.can_inline(id, g, &uses));
+            let apart = self.companions.contains_key(&id) && !ends;
             if apart || self.join_companion(id, &users) {
                 users.iter().for_each(|&g| {
                     self.groups[g].reads.insert(id);
@@ -186,6 +186,7 @@ impl Fuser<'_> {
         let everywhere = users.len() == 1
             || is_light(self.graph, id)
             || self.is_minor(id, &uses)
+            || self.is_centered(id) && uses.iter().all(|u| !u.prologue)
             || users.iter().all(|&g| self.suits_attention(id, g));
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {

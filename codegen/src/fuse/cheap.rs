@@ -12,6 +12,8 @@ const SHORT_REDUCTION: usize = 64;
 const MINOR_ELEMENTS: usize = 1 << 14;
 /// Nodes between a statistic and its reduction.
 const STATISTIC_NODES: usize = 16;
+/// Of so many elements one is few.
+const FEW: usize = 16;
 
 impl Fuser<'_> {
     /// Whether `id` is arithmetic on few values: a trip through memory and a dispatch cost more than computing it again wherever it is
@@ -24,6 +26,33 @@ impl Fuser<'_> {
             && n.ty.shape.numel() <= MINOR_ELEMENTS
             && !self.rests_on_reduction(id)
             && uses.iter().all(|u| !u.prologue)
+    }
+
+    /// Whether `id` moves or scales a contraction's result by its statistics, as a norm and a softmax do: that result is in memory for their
+    /// sake, and reading it again costs no more than reading `id`.
+    pub(super) fn is_centered(&self, id: NodeId) -> bool {
+        let mut id = id;
+        for depth in 0..STATISTIC_NODES {
+            let n = self.graph.node(id);
+            let few = |o: &NodeId| self.is_statistic(*o, n.ty.shape.numel());
+            id = match (&n.op, n.operands.as_slice()) {
+                _ if self.contractions.contains_key(&id) => return depth > 0,
+                (Op::Reshape(_) | Op::Transpose(_), [x]) => *x,
+                (Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul), [x, y]) if few(y) => *x,
+                (Op::Binary(BinaryOp::Add | BinaryOp::Mul), [x, y]) if few(x) => *y,
+                _ => return false,
+            };
+        }
+        false
+    }
+
+    /// Whether `id` repeats what follows from a long reduction and has far fewer than `count` elements.
+    fn is_statistic(&self, id: NodeId, count: usize) -> bool {
+        let n = self.graph.node(id);
+        match &n.op {
+            Op::Broadcast { .. } | Op::Reshape(_) | Op::Transpose(_) => self.is_statistic(n.operands[0], count),
+            _ => n.ty.shape.numel() <= count / FEW && self.rests_on_reduction(id),
+        }
     }
 
     /// Whether `id` follows from a long reduction by arithmetic on its few results, as the scale of a norm does.

@@ -1,6 +1,7 @@
 use super::{Samples, f32s, graph_of, typed};
 use crate::{
-    AttentionDims, AttentionOperand, BinaryOp, Composite, DType, Graph, GraphError, NodeId, Op, PadDim, Real, SliceDim, TensorType,
+    AttentionDims, AttentionOperand, BinaryOp, Composite, DType, Graph, GraphError, NodeId, Op, PadDim, Real, SliceDim,
+    TensorType,
 };
 
 pub(super) fn add(samples: &mut Samples) {
@@ -27,7 +28,8 @@ pub fn rotated_gradients() -> Vec<(String, Graph)> {
 
 fn rotated_gradient(size: usize, kept: bool) -> Result<Graph, GraphError> {
     const LENGTH: usize = 20;
-    let [query, key, rows, angles] = [&[1, 2, 3, LENGTH, size][..], &[1, 2, 1, LENGTH, size], &[1, 2, 3, LENGTH], &[LENGTH, size / 2]];
+    let [query, key, rows, angles] =
+        [&[1, 2, 3, LENGTH, size][..], &[1, 2, 1, LENGTH, size], &[1, 2, 3, LENGTH], &[LENGTH, size / 2]];
     graph_of(&[query, key, key, query, rows, rows, angles, angles].map(f32s), |g, x| {
         let dims = AttentionDims { causal: Some(0), ..AttentionDims::scaled(0.3) };
         let mut gradient = |of| g.push(Op::Composite(Composite::AttentionGradient { dims: dims.clone(), of }), &x[..6]);
@@ -49,8 +51,7 @@ fn rotated_gradient(size: usize, kept: bool) -> Result<Graph, GraphError> {
         g.output("rotated key", key)?;
         let query = g.reshape(query, [1, 6, LENGTH, size])?;
         let halves = turned(g, query, [x[6], x[7]])?;
-        let query = g.push(Op::Concat { axis: 3 }, &halves)?;
-        g.transpose(query, &[0, 2, 1, 3])
+        g.push(Op::Concat { axis: 3 }, &halves)
     })
 }
 
