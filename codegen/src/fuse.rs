@@ -23,7 +23,7 @@ use crate::index::{Index, VarId, ravel};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How a group iterates.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// One invocation per element of the root.
     Map,
@@ -37,14 +37,14 @@ pub enum Domain {
 }
 
 /// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sum {
     pub value: NodeId,
     pub terms: Vec<NodeId>,
 }
 
 /// Where, relative to the root's element, a stored node's element lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// At the root's index along these axes; `None` where the node's size is 1.
     Axes(Vec<Option<usize>>),
@@ -53,7 +53,7 @@ pub enum Place {
 }
 
 /// A node that a group writes to memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     pub node: NodeId,
     pub place: Place,

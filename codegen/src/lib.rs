@@ -3,6 +3,7 @@
 mod access;
 mod attention;
 mod body;
+mod classes;
 mod compile;
 mod eval;
 mod frugal;
