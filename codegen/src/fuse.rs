@@ -96,7 +96,7 @@ impl Use {
 const FIRST_LOOP_VAR: VarId = 1 << 16;
 /// The most sums that the elements of one kernel's tiles hold.
 const MAX_SUMS: usize = 2;
-/// How often one group may compute a node at different indices.
+/// How often one group may compute a node at different indices. What only moves is not computed.
 const MAX_USES_IN_GROUP: usize = 4;
 
 /// Divides the live nodes of `graph` (primitives only) into groups, in execution order.
@@ -279,7 +279,8 @@ impl Fuser<'_> {
     fn can_inline(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> bool {
         let node = self.graph.node(id);
         let mine: Vec<&Use> = uses.iter().filter(|u| u.group == g).collect();
-        if mine.len() > MAX_USES_IN_GROUP {
+        let moves = matches!(node.op, Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_));
+        if mine.len() > MAX_USES_IN_GROUP && !moves {
             return false;
         }
         if self.bindings_with(id, g) > self.max_bindings && !self.is_light_movement(id) {
