@@ -1,16 +1,18 @@
 //! The pipeline: decompose, saturate, fuse, emit, plan.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use meganeura_ir::{CompareOp, Graph, GraphError, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
+use meganeura_ir::{CompareOp, Graph, GraphError, NodeId, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
 use serde::{Deserialize, Serialize};
 
+use crate::classes::classes;
 use crate::frugal::frugal_order;
 use crate::fuse::fuse;
+use crate::in_place::in_place;
 use crate::kernels::{Emitted, attention, copy, emit_launch};
-use crate::order::{Launch, order};
+use crate::order::{Launch, edges, order};
 use crate::plan::{Layout, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
@@ -153,13 +155,17 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     let graph = guard_scatters(&graph)?;
     let groups = fuse(&graph, profile);
     stopwatch.lap("fuse");
-    let launches = order(&graph, groups.clone(), profile);
+    let edges = edges(&graph, &groups);
+    let in_place = in_place(&graph, &groups, &edges);
+    let launches = order(&graph, groups.clone(), &edges, &in_place, profile);
     stopwatch.lap("order");
-    let (mut launches, mut layout, mut emitted) = launched(&graph, launches, profile)?;
-    let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
+    let mut launched = Launched::new(&graph, launches, &in_place, profile)?;
+    let Launched { launches, layout, emitted, .. } = &launched;
+    let sequence = Sequence { graph: &graph, launches, emitted, layout, profile };
     if options.memory_limit.is_some_and(|limit| !sequence.fits(limit)) {
-        (launches, layout, emitted) = launched(&graph, frugal_order(&graph, groups), profile)?;
+        launched = Launched::new(&graph, frugal_order(&graph, groups, &edges), &in_place, profile)?;
     }
+    let Launched { launches, layout, mut emitted, mut first } = launched;
     let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();
     stopwatch.lap("emit");
     let sequence = Sequence { graph: &graph, launches: &launches, emitted: &emitted, layout: &layout, profile };
@@ -170,33 +176,39 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         let source = layout.home.get(&copy_of.from).or_else(|| placement.copied.get(&copy_of.from));
         regions.push(source.into_iter().chain([&copy_of.to]).copied().collect());
         schedule.push(emitted.len());
+        first.push(emitted.len());
         labels.push("copy".into());
         emitted.push(copy(&graph, copy_of.from, profile));
     }
     stopwatch.lap("place");
 
-    let texts = parallel_map(emitted.len(), |i| wgsl::print(&emitted[i].parts, &emitted[i].buffers, emitted[i].workgroups));
+    let firsts: Vec<usize> = (0..emitted.len()).filter(|&i| first[i] == i).collect();
+    let texts = parallel_map(firsts.len(), |i| {
+        let kernel = &emitted[firsts[i]];
+        wgsl::print(&kernel.parts, &kernel.buffers, kernel.workgroups)
+    });
     stopwatch.lap("print");
-    // The first kernel of each text, and per kernel the number of its text.
+    // The first of each text, and by the first of a class the number of its text.
     let mut distinct: Vec<usize> = Vec::new();
     let mut by_text: HashMap<&str, usize> = HashMap::new();
-    let number = |(kernel, text)| {
-        *by_text.entry(text).or_insert_with(|| {
-            distinct.push(kernel);
+    let number = |(i, text)| {
+        let number = *by_text.entry(text).or_insert_with(|| {
+            distinct.push(i);
             distinct.len() - 1
-        })
+        });
+        (firsts[i], number)
     };
-    let indices: Vec<usize> = texts.iter().map(String::as_str).enumerate().map(number).collect();
+    let numbers: HashMap<usize, usize> = texts.iter().map(String::as_str).enumerate().map(number).collect();
     let finished = parallel_map(distinct.len(), |i| {
-        let first = distinct[i];
-        let label = format!("{} {}", emitted[first].family, labels[first]);
-        finish_kernel(&emitted[first], label, texts[first].clone(), profile)
+        let (kernel, text) = (firsts[distinct[i]], &texts[distinct[i]]);
+        let label = format!("{} {}", emitted[kernel].family, labels[kernel]);
+        finish_kernel(&emitted[kernel], label, text.clone(), profile)
     });
     let kernels: Vec<Kernel> = finished.into_iter().collect::<Result<_, _>>()?;
     stopwatch.lap("check");
     let dispatch = |(&step, regions): (&usize, Vec<Region>)| {
         let workgroups = emitted[step].workgroups;
-        Dispatch { kernel: indices[step], regions, workgroups, barrier: false }
+        Dispatch { kernel: numbers[&first[step]], regions, workgroups, barrier: false }
     };
     let mut dispatches: Vec<Dispatch> = schedule.iter().zip(regions).map(dispatch).collect();
     place_barriers(&mut dispatches, |kernel| kernels[kernel].access.clone());
@@ -225,15 +237,30 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
 }
 
 /// Launches with the kernels of each, and what these leave where.
-fn launched(
-    graph: &Graph,
+struct Launched {
     launches: Vec<Launch>,
-    profile: &DeviceProfile,
-) -> Result<(Vec<Launch>, Layout, Vec<Emitted>), CompileError> {
-    let layout = layout(graph, &launches, profile)?;
-    let emitted = parallel_map(launches.len(), |i| emit_launch(graph, &launches[i], &layout.in_place, profile));
-    let emitted = emitted.into_iter().flatten().collect();
-    Ok((launches, layout, emitted))
+    layout: Layout,
+    emitted: Vec<Emitted>,
+    /// Per kernel: the first one that differs in nothing but the values it reads and writes, itself if there is none before.
+    first: Vec<usize>,
+}
+
+impl Launched {
+    fn new(
+        graph: &Graph,
+        launches: Vec<Launch>,
+        in_place: &BTreeMap<NodeId, NodeId>,
+        profile: &DeviceProfile,
+    ) -> Result<Self, CompileError> {
+        let layout = layout(graph, &launches, in_place, profile)?;
+        let members = classes(graph, &launches, in_place);
+        let firsts: Vec<usize> = (0..members.len()).filter(|&i| members[i].first == i).collect();
+        let kernels = parallel_map(firsts.len(), |i| emit_launch(graph, &launches[firsts[i]], in_place, profile));
+        let kernels: HashMap<usize, Emitted> = firsts.into_iter().zip(kernels).collect();
+        let emitted =
+            members.iter().map(|member| kernels[&member.first].over(&members[member.first].nodes, &member.nodes)).collect();
+        Ok(Launched { launches, layout, emitted, first: members.iter().map(|member| member.first).collect() })
+    }
 }
 
 /// Rows from which it pays to know which a scatter touches, and elements of a row.

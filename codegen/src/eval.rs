@@ -27,6 +27,8 @@ pub struct Evaluator<'a> {
     pub buffers: HashMap<NodeId, usize>,
     /// Nodes whose value at the kernel's own element is known: the accumulator of a contraction.
     pub known: HashMap<NodeId, ExprId>,
+    /// A node of which one row is known, and its columns: an attention's gradient.
+    pub known_row: Option<(NodeId, Vec<(Index, ExprId)>)>,
     /// Set in row kernels with several invocations per row.
     pub lanes: Option<Lanes>,
     /// Whether elements come in runs of four: loads take four at once where the first of them lies at a multiple of four.
@@ -43,6 +45,7 @@ impl<'a> Evaluator<'a> {
             b: Builder::default(),
             buffers: HashMap::new(),
             known: HashMap::new(),
+            known_row: None,
             lanes: None,
             vectors: false,
             guard: None,
@@ -84,6 +87,9 @@ impl<'a> Evaluator<'a> {
         if let Some(&e) = self.known.get(&node) {
             return e;
         }
+        if let Some(e) = self.in_known_row(node, at) {
+            return e;
+        }
         let key = (node, at.to_vec(), self.guard);
         if let Some(found) = self.memo.get(&key)
             && let Some(&e) = found.iter().find(|e| self.b.visible(**e))
@@ -93,6 +99,14 @@ impl<'a> Evaluator<'a> {
         let e = self.eval_new(node, at);
         self.memo.entry(key).or_default().push(e);
         e
+    }
+
+    /// The value of `node` at `at` where its row is known. A column that is not was read under a guard which fails, so that any value does.
+    fn in_known_row(&self, node: NodeId, at: &[Index]) -> Option<ExprId> {
+        let (_, columns) = self.known_row.as_ref().filter(|(known, _)| *known == node)?;
+        let column = at.last()?.unbounded();
+        let found = columns.iter().find(|(own, _)| own.unbounded() == column).or(columns.first());
+        found.map(|&(_, value)| value)
     }
 
     fn eval_new(&mut self, node: NodeId, at: &[Index]) -> ExprId {

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use meganeura_ir::{Graph, NodeId};
 
 use crate::fuse::Group;
-use crate::order::{Edges, Launch, edges};
+use crate::order::{Edges, Launch};
 
 /// Puts groups in execution order, as [`crate::order::order`] does, so that gradients wait for their updates no longer than they must.
-pub fn frugal_order(graph: &Graph, groups: Vec<Group>) -> Vec<Launch> {
-    let order = sorted(&edges(graph, &groups), Pressure::new(graph, &groups));
+pub fn frugal_order(graph: &Graph, groups: Vec<Group>, edges: &Edges) -> Vec<Launch> {
+    let order = sorted(edges, Pressure::new(graph, &groups));
     let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
     let groups = order.into_iter().filter_map(|g| slots[g].take()).enumerate();
     groups.map(|(level, group)| Launch { groups: vec![group], level }).collect()

@@ -4,18 +4,26 @@
 //! [`Use`]s: the group, and the symbolic index. The node is then *inlined* into its users' groups, *stored* by one of them on the way, or
 //! becomes the *root* of a group of its own.
 
+mod attention;
+mod cheap;
+mod siblings;
+mod sums;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
+use meganeura_ir::{Graph, NodeId, Op};
+
+use self::cheap::{is_light, is_short};
+use self::sums::{alike, contractions};
 
 use crate::access::{Access, ContractAt, contract_lhs, contract_rhs, contract_shape, folded, movement};
-use crate::attention::{Attention, attention, companions};
+use crate::attention::{attention, companions};
 use crate::eval::interleaved;
 use crate::index::{Index, VarId, ravel};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// How a group iterates.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// One invocation per element of the root.
     Map,
@@ -23,19 +31,20 @@ pub enum Domain {
     Row { rows: Vec<usize> },
     /// Contractions of one shape, tile by tile; the rest of the group is their prologue and epilogue.
     Contract { sums: Vec<Sum>, place: Place },
-    /// The root is an attention; what it reads is its prologue.
-    Attention,
+    /// The kernel of the attention `node`; what that reads is its prologue. What follows from a gradient that the kernel computes is its epilogue:
+    /// which, and where that lies relative to the root.
+    Attention { node: NodeId, epilogue: Option<(NodeId, Place)> },
 }
 
 /// Contractions of one shape that add up to `value`, which is the only one itself where there is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sum {
     pub value: NodeId,
     pub terms: Vec<NodeId>,
 }
 
 /// Where, relative to the root's element, a stored node's element lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// At the root's index along these axes; `None` where the node's size is 1.
     Axes(Vec<Option<usize>>),
@@ -44,7 +53,7 @@ pub enum Place {
 }
 
 /// A node that a group writes to memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     pub node: NodeId,
     pub place: Place,
@@ -76,34 +85,34 @@ struct Use {
     prologue: bool,
 }
 
+impl Use {
+    /// The same in group `to` if it is in group `from`.
+    fn moved(self, from: usize, to: usize) -> Use {
+        Use { group: if self.group == from { to } else { self.group }, ..self }
+    }
+}
+
 /// Variables of loops inside a group, as opposed to the axes of its root, count from here.
 const FIRST_LOOP_VAR: VarId = 1 << 16;
-/// A reduction of at most this many elements may run as a loop inside a map.
-const SHORT_REDUCTION: usize = 64;
-/// The most elements of a node that is computed again rather than stored.
-const MINOR_ELEMENTS: usize = 1 << 14;
-/// Nodes between a statistic and its reduction.
-const STATISTIC_NODES: usize = 16;
 /// The most sums that the elements of one kernel's tiles hold.
 const MAX_SUMS: usize = 2;
-/// The most contractions that one kernel adds up.
-const MAX_TERMS: usize = 4;
-/// Rows of one side of an attention for which the other side may be computed again.
-const MAX_RECOMPUTED_ROWS: usize = 512;
-/// How often one group may compute a node at different indices.
+/// How often one group may compute a node at different indices. What only moves is not computed.
 const MAX_USES_IN_GROUP: usize = 4;
 
 /// Divides the live nodes of `graph` (primitives only) into groups, in execution order.
 ///
-/// No dependency cycle can arise: a group only reads nodes that groups with smaller roots store, since a node is stored by the group with the smallest root that reads it, or is itself a root.
+/// No dependency cycle can arise: a group only reads nodes that groups of smaller rank store. A new group's rank is its root; a node is stored
+/// by the group with the smallest rank that reads it, or is itself a root; and what becomes one group takes a rank that suits both.
 pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
     let (contractions, parts) = contractions(graph);
     let mut fuser = Fuser {
         graph,
+        profile,
         max_bindings: profile.max_storage_bindings as usize,
         tiles: profile.kind != DeviceKind::Software,
         uses: HashMap::new(),
         groups: Vec::new(),
+        ranks: Vec::new(),
         frontier: Vec::new(),
         next_var: FIRST_LOOP_VAR,
         opaque: BTreeMap::new(),
@@ -122,50 +131,16 @@ pub fn fuse(graph: &Graph, profile: &DeviceProfile) -> Vec<Group> {
     fuser.finish()
 }
 
-/// The contractions of `graph`, by the node that one kernel computes: alone, or added up where only the sum is read; and the nodes that
-/// are only parts of such sums.
-fn contractions(graph: &Graph) -> (HashMap<NodeId, Sum>, BTreeSet<NodeId>) {
-    let mut readers: HashMap<NodeId, usize> = HashMap::new();
-    for id in graph.live().into_iter().flat_map(|id| &graph.node(id).operands).chain(&graph.roots().collect::<Vec<_>>()) {
-        *readers.entry(*id).or_default() += 1;
-    }
-    let (mut sums, mut parts): (HashMap<NodeId, Sum>, BTreeSet<NodeId>) = Default::default();
-    for id in graph.live() {
-        let n = graph.node(id);
-        match (&n.op, n.operands.as_slice()) {
-            (Op::Dot(_) | Op::Conv(_), _) => {
-                sums.insert(id, Sum { value: id, terms: vec![id] });
-            }
-            (Op::Binary(BinaryOp::Add), &[x, y]) if x != y && readers[&x] == 1 && readers[&y] == 1 => {
-                let (Some(a), Some(b)) = (sums.get(&x), sums.get(&y)) else { continue };
-                let terms = [a.terms.as_slice(), &b.terms].concat();
-                if terms.len() <= MAX_TERMS && terms.iter().all(|&term| alike(graph, term, terms[0])) {
-                    for part in [x, y] {
-                        sums.remove(&part);
-                        parts.insert(part);
-                    }
-                    sums.insert(id, Sum { value: id, terms });
-                }
-            }
-            _ => {}
-        }
-    }
-    (sums, parts)
-}
-
-/// Whether two contractions divide their results in the same way.
-fn alike(graph: &Graph, a: NodeId, b: NodeId) -> bool {
-    let (a, b) = (contract_shape(graph, a), contract_shape(graph, b));
-    a.batch == b.batch && a.m == b.m && a.n == b.n
-}
-
 struct Fuser<'a> {
     graph: &'a Graph,
+    profile: &'a DeviceProfile,
     max_bindings: usize,
     /// Whether the device reads operands tile by tile.
     tiles: bool,
     uses: HashMap<NodeId, BTreeSet<Use>>,
     groups: Vec<Group>,
+    /// Per group: its place in an order of execution.
+    ranks: Vec<NodeId>,
     /// Per group: nodes that it reads, decided or not.
     frontier: Vec<BTreeSet<NodeId>>,
     next_var: VarId,
@@ -183,7 +158,7 @@ struct Fuser<'a> {
 
 impl Fuser<'_> {
     fn place(&mut self, id: NodeId, must_store: bool) {
-        let uses = self.uses.remove(&id).unwrap_or_default();
+        let mut uses = self.uses.remove(&id).unwrap_or_default();
         let op = &self.graph.node(id).op;
         if op.is_leaf() {
             if in_memory(self.graph, id) {
@@ -194,16 +169,24 @@ impl Fuser<'_> {
             }
             return;
         }
+        if !must_store && self.contractions.contains_key(&id) {
+            self.unite_readers(id, &mut uses);
+        }
         let users: BTreeSet<usize> = uses.iter().map(|u| u.group).collect();
-        if self.companions.contains_key(&id) {
-            users.iter().for_each(|&g| {
-                self.groups[g].reads.insert(id);
-            });
-            return;
+        if matches!(op, Op::Composite(_)) {
+            let ends = users.iter().min_by_key(|&&g| self.ranks[g]).is_some_and(|&g| self.can_inline(id, g, &uses));
+            let apart = self.companions.contains_key(&id) && !ends;
+            if apart || self.join_companion(id, &users) {
+                users.iter().for_each(|&g| {
+                    self.groups[g].reads.insert(id);
+                });
+                return;
+            }
         }
         let everywhere = users.len() == 1
             || is_light(self.graph, id)
             || self.is_minor(id, &uses)
+            || self.is_centered(id) && uses.iter().all(|u| !u.prologue)
             || users.iter().all(|&g| self.suits_attention(id, g));
         if !must_store && !users.is_empty() && everywhere && users.iter().all(|&g| self.can_inline(id, g, &uses)) {
             for g in users {
@@ -219,8 +202,8 @@ impl Fuser<'_> {
             self.expand(id, g, &at, false, false);
             return;
         }
-        // The user with the smallest root runs first: what it stores, all others can load.
-        let owner = users.iter().copied().min_by_key(|&g| self.groups[g].root);
+        // The user with the smallest rank runs first: what it stores, all others can load.
+        let owner = users.iter().copied().min_by_key(|&g| self.ranks[g]);
         let place = owner.and_then(|g| self.can_inline(id, g, &uses).then(|| self.stored_place(id, g, &uses))).flatten();
         let owner = match (owner, place) {
             (Some(g), Some(place)) if self.bindings_with(id, g) < self.max_bindings => {
@@ -272,14 +255,10 @@ impl Fuser<'_> {
                 Domain::Contract { sums: vec![self.contractions[&root].clone()], place: whole.clone() }
             }
             Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, root) => Domain::Row { rows: (0..rank).collect() },
-            Op::Composite(_) => Domain::Attention,
+            Op::Composite(_) => Domain::Attention { node: root, epilogue: None },
             _ => Domain::Map,
         };
-        let beside = self.companions.iter().filter(|(_, first)| **first == root).map(|(&node, _)| Stored {
-            node,
-            place: Place::Axes((0..self.graph.ty(node).shape.rank()).map(|axis| (axis + 1 < rank).then_some(axis)).collect()),
-        });
-        let stored = [Stored { node: root, place: whole }].into_iter().chain(beside).collect();
+        let stored = [Stored { node: root, place: whole }].into_iter().chain(self.beside_attention(root)).collect();
         self.groups.push(Group {
             root,
             domain,
@@ -288,6 +267,7 @@ impl Fuser<'_> {
             nodes: BTreeSet::new(),
             elementwise: BTreeSet::new(),
         });
+        self.ranks.push(root);
         self.frontier.push(BTreeSet::new());
         self.root_indices.push(at.clone());
         self.leaf_reads.push(Vec::new());
@@ -299,7 +279,8 @@ impl Fuser<'_> {
     fn can_inline(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> bool {
         let node = self.graph.node(id);
         let mine: Vec<&Use> = uses.iter().filter(|u| u.group == g).collect();
-        if mine.len() > MAX_USES_IN_GROUP {
+        let moves = matches!(node.op, Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_));
+        if mine.len() > MAX_USES_IN_GROUP && !moves {
             return false;
         }
         if self.bindings_with(id, g) > self.max_bindings && !self.is_light_movement(id) {
@@ -325,6 +306,7 @@ impl Fuser<'_> {
             }
             // A prologue runs once per tile and per element of it.
             Op::RandomUniform { .. } => mine.iter().all(|u| !u.prologue),
+            Op::Composite(_) => self.epilogue_place(id, g, uses).is_some(),
             _ if mine.iter().any(|u| u.prologue) => is_light(self.graph, id) || self.suits_attention(id, g),
             op if op.is_pointwise() || op.is_movement() || matches!(op, Op::Gather { .. }) => true,
             Op::Reduce { .. } | Op::ArgReduce { .. } => {
@@ -340,23 +322,6 @@ impl Fuser<'_> {
             }
             _ => false,
         }
-    }
-
-    /// Whether an attention had better compute `id` for each tile that reads it than find it in memory: the rotation of short sequences.
-    fn suits_attention(&self, id: NodeId, g: usize) -> bool {
-        let group = &self.groups[g];
-        let Some(a) = attention(self.graph, group.root).filter(|_| self.tiles && group.domain == Domain::Attention) else {
-            return false;
-        };
-        let n = self.graph.node(id);
-        let cheap = match &n.op {
-            Op::Unary(op) => matches!(op, UnaryOp::Neg | UnaryOp::Abs),
-            Op::Binary(op) => !matches!(op, BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Div),
-            op => op.is_movement() || matches!(op, Op::Select | Op::Compare(_) | Op::Cast(_)),
-        };
-        // A contraction takes its epilogue along at no cost.
-        let epilogue = n.operands.iter().any(|&o| matches!(self.graph.node(o).op, Op::Dot(_) | Op::Conv(_)));
-        cheap && !epilogue && a.sharing() * a.queries.max(a.keys) <= MAX_RECOMPUTED_ROWS
     }
 
     /// Buffers that group `g` binds once it computes `id`, which it reads now. Storing `id` too takes one more.
@@ -407,39 +372,8 @@ impl Fuser<'_> {
                 enough_rows.then_some(Domain::Row { rows })
             }
             Domain::Row { rows: current } => (*current == rows).then(|| group.domain.clone()),
-            Domain::Contract { .. } | Domain::Attention => None,
+            Domain::Contract { .. } | Domain::Attention { .. } => None,
         }
-    }
-
-    /// Whether `id` is arithmetic on few values: a trip through memory and a dispatch cost more than computing it again wherever it is
-    /// read. Reads inside loops move out of them where they can.
-    fn is_minor(&self, id: NodeId, uses: &BTreeSet<Use>) -> bool {
-        let n = self.graph.node(id);
-        let read = n.operands.iter().filter(|o| in_memory(self.graph, **o)).count();
-        n.op.is_pointwise()
-            && read <= 2
-            && n.ty.shape.numel() <= MINOR_ELEMENTS
-            && !self.rests_on_reduction(id)
-            && uses.iter().all(|u| !u.prologue)
-    }
-
-    /// Whether `id` follows from a long reduction by arithmetic on its few results, as the scale of a norm does.
-    fn rests_on_reduction(&self, id: NodeId) -> bool {
-        let count = self.graph.ty(id).shape.numel();
-        let mut open = vec![id];
-        let mut seen = BTreeSet::new();
-        while let Some(id) = open.pop() {
-            let n = self.graph.node(id);
-            if n.ty.shape.numel() != count || !seen.insert(id) || seen.len() > STATISTIC_NODES {
-                continue;
-            }
-            match &n.op {
-                Op::Reduce { .. } | Op::ArgReduce { .. } if !is_short(self.graph, id) => return true,
-                op if op.is_pointwise() || matches!(op, Op::Reshape(_)) => open.extend(&n.operands),
-                _ => {}
-            }
-        }
-        false
     }
 
     /// The rows over which the map `g` would have to iterate to compute and store `id` once per row, where `id` rests on a reduction
@@ -455,29 +389,19 @@ impl Fuser<'_> {
 
     /// Where `id` lies relative to the root of `g`, if the group passes over each element exactly once.
     fn stored_place(&self, id: NodeId, g: usize, uses: &BTreeSet<Use>) -> Option<Place> {
-        let shape = &self.graph.ty(id).shape;
+        if matches!(self.graph.node(id).op, Op::Composite(_)) {
+            return self.epilogue_place(id, g, uses);
+        }
+        // What is about to make the group a row kernel is stored once per row.
+        let becomes_row = || {
+            matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. })
+                || self.row_of_statistic(id, g, uses).is_some()
+        };
         let root_shape = &self.graph.ty(self.groups[g].root).shape;
         uses.iter().filter(|u| u.group == g && !u.guarded && !u.prologue).find_map(|u| {
-            let axes: Option<Vec<Option<usize>>> =
-                u.at.iter()
-                    .zip(shape.iter())
-                    .map(|(i, &size)| {
-                        if size == 1 && i.as_constant() == Some(0) {
-                            return Some(None);
-                        }
-                        let axis = self.root_indices[g].iter().position(|r| r == i && r.as_constant().is_none())?;
-                        (root_shape[axis] == size).then_some(Some(axis))
-                    })
-                    .collect();
-            let same_position = || {
-                let linear = ravel(&u.at, shape) == ravel(&self.root_indices[g], root_shape);
-                (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
-            };
-            let Some(axes) = axes else { return same_position() };
+            let place = self.place_of(id, g, &u.at)?;
+            let Place::Axes(axes) = &place else { return Some(place) };
             let used: BTreeSet<usize> = axes.iter().flatten().copied().collect();
-            if used.len() != axes.iter().flatten().count() {
-                return None;
-            }
             let whole = (0..root_shape.rank()).all(|a| root_shape[a] == 1 || used.contains(&a));
             let row = match &self.groups[g].domain {
                 Domain::Row { rows } => {
@@ -485,16 +409,36 @@ impl Fuser<'_> {
                 }
                 _ => false,
             };
-            // What is about to make the group a row kernel is stored once per row.
-            let becomes_row = matches!(self.graph.node(id).op, Op::Reduce { .. } | Op::ArgReduce { .. })
-                || self.row_of_statistic(id, g, uses).is_some();
-            (whole || row || becomes_row).then_some(Place::Axes(axes))
+            (whole || row || becomes_row()).then_some(place)
         })
+    }
+
+    /// Where `id`, which `g` reads at `at`, lies relative to the root: along axes of the root, which may be fewer than all.
+    fn place_of(&self, id: NodeId, g: usize, at: &[Index]) -> Option<Place> {
+        let shape = &self.graph.ty(id).shape;
+        let (root, root_shape) = (&self.root_indices[g], &self.graph.ty(self.groups[g].root).shape);
+        let axis_of = |(i, &size): (&Index, &usize)| {
+            if size == 1 && i.as_constant() == Some(0) {
+                return Some(None);
+            }
+            let axis = root.iter().position(|r| r == i && r.as_constant().is_none())?;
+            (root_shape[axis] == size).then_some(Some(axis))
+        };
+        match at.iter().zip(shape.iter()).map(axis_of).collect::<Option<Vec<_>>>() {
+            Some(axes) => {
+                let used: BTreeSet<usize> = axes.iter().flatten().copied().collect();
+                (used.len() == axes.iter().flatten().count()).then_some(Place::Axes(axes))
+            }
+            None => {
+                let linear = ravel(at, shape) == ravel(root, root_shape);
+                (linear && shape.numel() == root_shape.numel()).then_some(Place::Linear)
+            }
+        }
     }
 
     fn inline(&mut self, id: NodeId, g: usize, uses: &BTreeSet<Use>) {
         self.frontier[g].remove(&id);
-        let mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
+        let mut mine: Vec<Use> = uses.iter().filter(|u| u.group == g).cloned().collect();
         match &self.graph.node(id).op {
             _ if self.contractions.contains_key(&id) => {
                 if let Some(place) = self.stored_place(id, g, uses) {
@@ -509,6 +453,13 @@ impl Fuser<'_> {
                 if let Some(domain) = self.row_of(id, g, &mine[0]) {
                     self.groups[g].domain = domain;
                 }
+            }
+            Op::Composite(_) => {
+                if let Some(place) = self.epilogue_place(id, g, uses) {
+                    self.end_attention(id, g, place);
+                }
+                // Whichever columns are read, the kernel computes all.
+                mine.truncate(1);
             }
             _ => {}
         }
@@ -596,23 +547,6 @@ impl Fuser<'_> {
         }
     }
 
-    fn attention_reads(&mut self, a: &Attention) -> Vec<Access> {
-        let batch = self.loop_vars(a.batch.iter().copied());
-        let [query, key, column, value_column] =
-            [a.queries, a.keys, a.size, a.value_size].map(|size| self.loop_vars([size]).remove(0));
-        let row = || a.query_at(&batch, &query, None);
-        let backward = a.backward.into_iter().flat_map(|b| {
-            [(b.cotangent, a.query_at(&batch, &query, Some(&value_column))), (b.log_sum_exp, row()), (b.delta, row())]
-        });
-        [(a.query, a.query_at(&batch, &query, Some(&column))), (a.key, a.key_at(&batch, &key, &column))]
-            .into_iter()
-            .chain(a.value.map(|v| (v, a.key_at(&batch, &key, &value_column))))
-            .chain(backward)
-            .chain(a.mask.map(|m| (m, a.mask_at(&batch, &query, &key))))
-            .map(|(operand, at)| Access { guards: Vec::new(), operand, at })
-            .collect()
-    }
-
     fn loop_vars(&mut self, extents: impl IntoIterator<Item = usize>) -> Vec<Index> {
         extents
             .into_iter()
@@ -640,8 +574,10 @@ impl Fuser<'_> {
                 .filter(|n| matches!(self.graph.node(*n).op, Op::Parameter(_)))
                 .collect();
         }
-        self.groups.sort_by_key(|g| g.root);
-        self.groups
+        let mut ranked: Vec<(NodeId, Group)> = self.ranks.into_iter().zip(self.groups).collect();
+        ranked.retain(|(_, group)| !group.stored.is_empty());
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, group)| group).collect()
     }
 }
 
@@ -651,35 +587,5 @@ pub fn in_memory(graph: &Graph, id: NodeId) -> bool {
         Op::Iota { .. } => false,
         Op::Constant(value) => value.shape().numel() > 1,
         _ => graph.ty(id).shape.numel() > 0,
-    }
-}
-
-fn is_short(graph: &Graph, reduction: NodeId) -> bool {
-    let n = graph.node(reduction);
-    let from = graph.ty(n.operands[0]).shape.numel();
-    from <= SHORT_REDUCTION * n.ty.shape.numel().max(1)
-}
-
-/// Whether computing the node again costs less than a trip through memory: movement, and arithmetic with constants. Random numbers
-/// count as light so that no mask waits in memory for the backward pass.
-fn is_light(graph: &Graph, id: NodeId) -> bool {
-    let n = graph.node(id);
-    match &n.op {
-        Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) => true,
-        Op::Pad(_) | Op::Unfold(_) | Op::RandomUniform { .. } => true,
-        Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
-        Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
-        Op::Binary(_) | Op::Compare(_) | Op::Select => n.operands.iter().filter(|o| !is_uniform(graph, **o)).count() <= 1,
-        _ => false,
-    }
-}
-
-/// Whether the node is one constant, repeated.
-fn is_uniform(graph: &Graph, id: NodeId) -> bool {
-    let n = graph.node(id);
-    match &n.op {
-        Op::Constant(value) => value.shape().numel() == 1,
-        Op::Broadcast { .. } | Op::Reshape(_) => is_uniform(graph, n.operands[0]),
-        _ => false,
     }
 }

@@ -247,6 +247,14 @@ impl Index {
         Self::atom(Atom::Bounded { index: Rc::new(self), low, high })
     }
 
+    /// The same index, without what guards say of it as a whole.
+    pub fn unbounded(&self) -> Index {
+        match self.terms.as_slice() {
+            [(Atom::Bounded { index, .. }, 1)] => index.unbounded().shift(self.constant),
+            _ => self.clone(),
+        }
+    }
+
     /// The value under an assignment of the variables (for tests). Opaque atoms have no value.
     #[cfg(test)]
     fn eval(&self, vars: &dyn Fn(VarId) -> i64) -> i64 {

@@ -5,6 +5,7 @@ mod contract;
 mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use meganeura_ir::{CompareOp, Graph, NodeId, Op};
 
@@ -42,7 +43,7 @@ impl Bound {
 pub struct Emitted {
     pub family: &'static str,
     /// Of one workgroup size.
-    pub parts: Vec<Part>,
+    pub parts: Arc<Vec<Part>>,
     pub buffers: Vec<Buffer>,
     /// One per buffer.
     pub bound: Vec<Bound>,
@@ -53,13 +54,22 @@ impl Emitted {
     fn new(family: &'static str, body: Body, bound: Vec<Bound>, workgroups: [u32; 3]) -> Self {
         let buffers = body.buffers.clone();
         let part = Part { body, bindings: (0..buffers.len()).collect(), workgroups: workgroups.iter().product() };
-        Emitted { family, parts: vec![part], buffers, bound, workgroups }
+        Emitted { family, parts: Arc::new(vec![part]), buffers, bound, workgroups }
     }
 
-    /// One kernel whose workgroups do what those of `kernels`, of one workgroup size, do.
-    fn join(kernels: Vec<Emitted>, profile: &DeviceProfile) -> Option<Self> {
-        let mut kernels = kernels.into_iter();
-        let mut all = kernels.next()?;
+    /// The kernel over other values: `to` where it has `from`, which are in order.
+    pub fn over(&self, from: &[NodeId], to: &[NodeId]) -> Self {
+        let moved = |node: NodeId| from.binary_search(&node).map_or(node, |place| to[place]);
+        let bound = self.bound.iter().map(|bound| match *bound {
+            Bound::Read(node) => Bound::Read(moved(node)),
+            Bound::Write(node) => Bound::Write(moved(node)),
+            Bound::InPlace { from, node } => Bound::InPlace { from: moved(from), node: moved(node) },
+        });
+        Emitted { bound: bound.collect(), ..self.clone() }
+    }
+
+    /// `all`, whose workgroups then do what those of `kernels`, of the same workgroup size, do too.
+    fn join(mut all: Emitted, kernels: impl Iterator<Item = Emitted>, profile: &DeviceProfile) -> Self {
         for kernel in kernels {
             let places: Vec<usize> = kernel
                 .bound
@@ -77,13 +87,13 @@ impl Emitted {
                     })
                 })
                 .collect();
-            all.parts.extend(kernel.parts.into_iter().map(|part| {
+            Arc::make_mut(&mut all.parts).extend(kernel.parts.iter().map(|part| {
                 let bindings = part.bindings.iter().map(|&b| places[b]).collect();
-                Part { bindings, ..part }
+                Part { bindings, ..part.clone() }
             }));
             (all.workgroups, _) = grid(all.parts.iter().map(|part| part.workgroups as usize).sum(), profile);
         }
-        Some(all)
+        all
     }
 
     pub fn workgroup_size(&self) -> [u32; 3] {
@@ -112,7 +122,7 @@ impl Workgroup {
             Domain::Map => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
             Domain::Row { rows } => rows::workgroup(graph, group, rows, profile),
             Domain::Contract { sums, .. } => contract::workgroup(graph, sums, profile),
-            Domain::Attention => attention::workgroup(graph, group.root, profile),
+            Domain::Attention { node, .. } => attention::workgroup(graph, *node, profile),
         }
     }
 
@@ -125,13 +135,10 @@ impl Workgroup {
 }
 
 /// Emits the kernel of a launch. `in_place` maps stored nodes to the parameters that they overwrite.
-pub fn emit_launch(
-    graph: &Graph,
-    launch: &Launch,
-    in_place: &BTreeMap<NodeId, NodeId>,
-    profile: &DeviceProfile,
-) -> Option<Emitted> {
-    Emitted::join(launch.groups.iter().map(|group| emit(graph, group, in_place, profile)).collect(), profile)
+pub fn emit_launch(graph: &Graph, launch: &Launch, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
+    let mut kernels = launch.groups.iter().map(|group| emit(graph, group, in_place, profile));
+    let Some(first) = kernels.next() else { unreachable!("a launch has groups") };
+    Emitted::join(first, kernels, profile)
 }
 
 /// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
@@ -141,7 +148,7 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
         Domain::Map => ("map", rows::map(&mut kernel, profile)),
         Domain::Row { rows } => ("row", rows::row(&mut kernel, rows, profile)),
         Domain::Contract { sums, place } => ("contract", contract::contract(&mut kernel, sums, place, profile)),
-        Domain::Attention => ("attention", attention::emit(&mut kernel, group.root, profile)),
+        Domain::Attention { node, epilogue } => ("attention", attention::emit(&mut kernel, *node, epilogue.as_ref(), profile)),
     };
     let invocations = Workgroup::of(graph, group, profile).invocations;
     Emitted::new(family, kernel.e.b.finish([invocations, 1, 1]), kernel.bound, workgroups)
@@ -205,6 +212,23 @@ impl<'a> KernelEmitter<'a> {
 
     fn root_shape(&self) -> &'a [usize] {
         &self.graph.ty(self.group.root).shape
+    }
+
+    /// The root's index where that of `node`, which lies at `place`, is `at`.
+    fn root_at(&self, node: NodeId, place: &Place, at: &[Index]) -> Vec<Index> {
+        let root_shape = self.root_shape();
+        match place {
+            Place::Axes(axes) => {
+                let mut root = vec![Index::default(); root_shape.len()];
+                for (axis, index) in axes.iter().zip(at) {
+                    if let Some(axis) = axis {
+                        root[*axis] = index.clone();
+                    }
+                }
+                root
+            }
+            Place::Linear => unravel(&ravel(at, &self.graph.ty(node).shape), root_shape),
+        }
     }
 
     /// The index of `stored` where the root's is `at`.

@@ -3,10 +3,12 @@
 mod access;
 mod attention;
 mod body;
+mod classes;
 mod compile;
 mod eval;
 mod frugal;
 mod fuse;
+mod in_place;
 mod index;
 mod kernels;
 mod key;

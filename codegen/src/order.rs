@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use meganeura_ir::{Graph, NodeId, Op, ParameterId, Update};
+use meganeura_ir::{Graph, NodeId};
 
 use crate::fuse::{Domain, Group};
+use crate::in_place::live_parameters;
 use crate::kernels::Workgroup;
-use crate::plan::overwrites;
 use crate::profile::DeviceProfile;
 
 /// Groups that one dispatch runs.
@@ -25,12 +25,16 @@ const MAX_GROUPS: usize = 8;
 const MAX_DELAY: usize = 12;
 
 /// Divides groups into launches, in execution order. Each follows what it reads and, where possible, the group that replaces a parameter
-/// follows all others that read it: then the update can overwrite it in place.
-pub fn order(graph: &Graph, groups: Vec<Group>, profile: &DeviceProfile) -> Vec<Launch> {
-    let edges = edges(graph, &groups);
+/// follows all others that read it: then the update can overwrite it in place, as `in_place` says.
+pub fn order(
+    graph: &Graph,
+    groups: Vec<Group>,
+    edges: &Edges,
+    in_place: &BTreeMap<NodeId, NodeId>,
+    profile: &DeviceProfile,
+) -> Vec<Launch> {
     let mut level = edges.levels();
-    let replaced = |g: usize| replaced(graph, &groups, &edges, g);
-    let kinds: Vec<Kind> = groups.iter().enumerate().map(|(g, group)| Kind::new(graph, group, replaced(g), profile)).collect();
+    let kinds: Vec<Kind> = groups.iter().map(|group| Kind::new(graph, group, in_place, profile)).collect();
     edges.start_late(&mut level);
     let fits = |members: &[usize]| fits(&groups, &kinds, members, profile);
     edges.join_late(&mut level, &kinds, fits);
@@ -55,13 +59,15 @@ struct Kind {
 }
 
 impl Kind {
-    fn new(graph: &Graph, group: &Group, replaced: usize, profile: &DeviceProfile) -> Self {
+    fn new(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Self {
         let family = match group.domain {
             Domain::Map => 0,
             Domain::Row { .. } => 1,
             Domain::Contract { .. } => 2,
-            Domain::Attention => 3,
+            Domain::Attention { .. } => 3,
         };
+        let replaced =
+            group.stored.iter().filter_map(|s| in_place.get(&s.node)).filter(|parameter| group.reads.contains(parameter)).count();
         let shared = group.reads.iter().copied().filter(|&n| graph.ty(n).shape.numel() > 1).collect();
         Kind { family, workgroup: Workgroup::of(graph, group, profile), shared, replaced }
     }
@@ -106,26 +112,6 @@ fn bindings(groups: &[Group], kinds: &[Kind], members: &[usize]) -> usize {
     reads.len() + stored - members.iter().map(|&m| kinds[m].replaced).sum::<usize>()
 }
 
-/// How many parameters a group reads that it is sure to overwrite in place, see [`layout`](crate::plan::layout).
-fn replaced(graph: &Graph, groups: &[Group], edges: &Edges, group: usize) -> usize {
-    let is_output = |node: NodeId| graph.outputs().iter().any(|output| output.node == node);
-    let once = |node: NodeId| graph.updates().iter().filter(|update| update.node == node).count() == 1;
-    let own = &groups[group];
-    let in_place = |update: &&Update| {
-        let parameter = own.elementwise.iter().find(|n| graph.node(**n).op == Op::Parameter(update.parameter));
-        parameter.is_some_and(|&parameter| {
-            let reads_later = |g: usize| g != group && groups[g].reads.contains(&parameter) && edges.reaches(group, g);
-            own.stored.iter().any(|s| s.node == update.node)
-                && !is_output(parameter)
-                && !is_output(update.node)
-                && once(update.node)
-                && overwrites(graph, own, update.node, parameter)
-                && !(0..groups.len()).any(reads_later)
-        })
-    };
-    graph.updates().iter().filter(in_place).count()
-}
-
 /// What must wait for what.
 pub fn edges(graph: &Graph, groups: &[Group]) -> Edges {
     let mut writer: HashMap<NodeId, usize> = HashMap::new();
@@ -138,14 +124,7 @@ pub fn edges(graph: &Graph, groups: &[Group]) -> Edges {
             edges.add(*producer, g);
         }
     }
-    let parameters: HashMap<ParameterId, NodeId> = graph
-        .live()
-        .into_iter()
-        .filter_map(|id| match graph.node(id).op {
-            Op::Parameter(p) => Some((p, id)),
-            _ => None,
-        })
-        .collect();
+    let parameters = live_parameters(graph);
     for update in graph.updates() {
         let (Some(&by), Some(parameter)) = (writer.get(&update.node), parameters.get(&update.parameter)) else { continue };
         for (reader, group) in groups.iter().enumerate() {
@@ -171,7 +150,7 @@ impl Edges {
         self.after[before].insert(after);
     }
 
-    fn reaches(&self, from: usize, to: usize) -> bool {
+    pub fn reaches(&self, from: usize, to: usize) -> bool {
         let mut seen = vec![false; self.after.len()];
         let mut open = vec![from];
         while let Some(g) = open.pop() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use meganeura_ir::{Graph, NodeId, Op, ParameterRole};
 
 use crate::eval::device_words;
-use crate::fuse::{Group, Place, in_memory};
+use crate::fuse::in_memory;
 use crate::kernels::Emitted;
 use crate::liveness::Liveness;
 use crate::order::Launch;
@@ -45,8 +45,6 @@ pub struct Layout {
     pub constants: Vec<ConstantData>,
     /// Where leaves and results lie.
     pub home: HashMap<NodeId, Region>,
-    /// Results that overwrite a parameter in place, and the parameter's node.
-    pub in_place: BTreeMap<NodeId, NodeId>,
     /// Values to copy after everything else.
     pub copies: Vec<Copy>,
 }
@@ -58,8 +56,13 @@ pub struct Copy {
     pub to: Region,
 }
 
-/// Places leaves, outputs and updates.
-pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Result<Layout, CompileError> {
+/// Places leaves, outputs and updates, those of [`in_place`](crate::in_place::in_place) where their parameter lies.
+pub fn layout(
+    graph: &Graph,
+    launches: &[Launch],
+    in_place: &BTreeMap<NodeId, NodeId>,
+    profile: &DeviceProfile,
+) -> Result<Layout, CompileError> {
     let groups = || launches.iter().flat_map(|launch| &launch.groups);
     let limit = profile.max_binding_bytes;
     let size_of = |id: NodeId| graph.ty(id).device_bytes() as u64;
@@ -130,30 +133,19 @@ pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Re
         }
         outputs.push(Binding { name: o.name.clone(), ty: graph.ty(o.node).clone(), region });
     }
-    let mut in_place = BTreeMap::new();
     for u in graph.updates() {
         let Some(region) = parameters[u.parameter.0 as usize].region else { continue };
         let parameter = live.get(&Op::Parameter(u.parameter)).copied();
         if parameter == Some(u.node) {
             continue;
         }
-        let writes = |group: &Group| group.stored.iter().any(|s| s.node == u.node);
-        let writer = launches.iter().enumerate().find_map(|(w, launch)| Some((w, launch.groups.iter().find(|g| writes(g))?)));
-        let safe = writer.is_some_and(|(w, group)| {
-            parameter.is_none_or(|p| {
-                // Nothing orders the other groups of its launch.
-                let others = launches[w..].iter().flat_map(|launch| &launch.groups).filter(|other| other.root != group.root);
-                let read_later = others.into_iter().any(|g| g.reads.contains(&p));
-                let is_output = graph.outputs().iter().any(|o| o.node == p);
-                let elementwise = !group.reads.contains(&p) || overwrites(graph, group, u.node, p);
-                !read_later && !is_output && elementwise
-            })
-        });
-        if safe && !home.contains_key(&u.node) {
+        // Nothing reads a parameter that is not live.
+        let replaces = match parameter {
+            Some(parameter) => in_place.get(&u.node) == Some(&parameter),
+            None => groups().flat_map(|group| &group.stored).any(|stored| stored.node == u.node),
+        };
+        if replaces && !home.contains_key(&u.node) {
             home.insert(u.node, region);
-            if let Some(parameter) = parameter {
-                in_place.insert(u.node, parameter);
-            }
         } else {
             // A copy would read what another update has already replaced.
             if let Op::Parameter(source) = graph.node(u.node).op
@@ -173,20 +165,7 @@ pub fn layout(graph: &Graph, launches: &[Launch], profile: &DeviceProfile) -> Re
         constants: constants_arena.buffers,
         scratch: Vec::new(),
     };
-    Ok(Layout { memory, inputs, outputs, parameters, constants, home, in_place, copies })
-}
-
-/// Whether the group reads `parameter` only at the element of `node` that it is about to write.
-pub fn overwrites(graph: &Graph, group: &Group, node: NodeId, parameter: NodeId) -> bool {
-    let same_size = graph.ty(node).shape.numel() == graph.ty(group.root).shape.numel();
-    let stored_in_order = group.stored.iter().any(|s| {
-        s.node == node
-            && match &s.place {
-                Place::Linear => true,
-                Place::Axes(axes) => axes.iter().flatten().is_sorted(),
-            }
-    });
-    same_size && stored_in_order && group.elementwise.contains(&parameter)
+    Ok(Layout { memory, inputs, outputs, parameters, constants, home, copies })
 }
 
 /// Where intermediate results lie, and what that costs.

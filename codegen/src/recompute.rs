@@ -352,7 +352,9 @@ fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
             let products = sums.iter().flat_map(|sum| &sum.terms).map(products).fold(0, u64::saturating_add);
             products.saturating_mul(2) / OPERATIONS_PER_BYTE
         }
-        Domain::Attention => attention(graph, group.root).map_or(0, |a| a.products().saturating_mul(2) / OPERATIONS_PER_BYTE),
+        Domain::Attention { node, .. } => {
+            attention(graph, *node).map_or(0, |a| a.products().saturating_mul(2) / OPERATIONS_PER_BYTE)
+        }
         Domain::Map | Domain::Row { .. } => 0,
     });
     arithmetic.fold(moved, u64::saturating_add).max(1)

@@ -1,6 +1,7 @@
 //! What becomes of attention: how many kernels, what they take along, and their text.
 
 use meganeura_codegen::{CompileOptions, DeviceProfile, Program, compile};
+use meganeura_ir::testing::rotated_gradients;
 use meganeura_ir::{
     AttentionDims, AttentionOperand, Composite, DType, DotDims, Graph, GraphError, NodeId, Op, Shape, SliceDim, TensorType,
 };
@@ -115,6 +116,17 @@ fn forward_is_one_dispatch_and_backward_another() {
     for mask in [false, true] {
         let families: Vec<String> = families(&compiled(&gradients(mask), &large())).iter().map(|f| f.to_string()).collect();
         assert_eq!(families, ["attention", "attention"]);
+    }
+}
+
+#[test]
+fn what_turns_the_gradients_of_queries_and_keys_ends_their_kernels() {
+    for (name, graph) in rotated_gradients() {
+        let dispatches = |profile: &DeviceProfile| compiled(&graph, profile).dispatches.len();
+        assert_eq!(dispatches(&DeviceProfile::software()), 1, "{name}");
+        // An invocation of a tile holds every sixteenth column.
+        let expected = if name.contains("size 6") && !name.contains("size 64") { 2 } else { 1 };
+        assert_eq!(dispatches(&large()), expected, "{name}");
     }
 }
 

@@ -263,3 +263,43 @@ fn constant_expressions_that_are_not_finite_are_left_to_the_device() {
     });
     compiled(&graph, &DeviceProfile::software());
 }
+
+#[test]
+fn deviations_of_a_product_from_its_mean_are_never_in_memory() {
+    let g = built(|g| {
+        let (x, w) = (g.input("x", f32s(&[8, 300]))?, parameter(g, "w", &[300, 1 << 14])?);
+        let product = matmul(g, x, w)?;
+        let mean = g.mean_keep(product, &[1])?;
+        let mean = g.broadcast_to(mean, &[8, 1 << 14].into())?;
+        let deviation = g.sub(product, mean)?;
+        let square = g.mul(deviation, deviation)?;
+        let variance = g.mean_keep(square, &[1])?;
+        let scale = g.unary(UnaryOp::Rsqrt, variance)?;
+        let scale = g.broadcast_to(scale, &[8, 1 << 14].into())?;
+        let y = g.mul(deviation, scale)?;
+        g.output("y", y)
+    });
+    let program = compiled(&g, &DeviceProfile::generic());
+    let families: Vec<&str> =
+        program.dispatches.iter().map(|d| program.kernels[d.kernel].label.split(' ').next().unwrap_or_default()).collect();
+    assert_eq!(families, ["contract", "row", "map"]);
+}
+
+#[test]
+fn comparisons_with_counters_are_never_in_memory() {
+    let g = built(|g| {
+        let (x, class) = (g.input("x", f32s(&[300, 500]))?, g.input("class", TensorType::new(DType::I32, [300]))?);
+        let shape = g.ty(x).shape.clone();
+        let class = g.push(Op::Broadcast { shape: shape.clone(), axes: vec![0] }, &[class])?;
+        let number = g.push(Op::Iota { dtype: DType::I32, shape, axis: 1 }, &[])?;
+        let is_class = g.compare(CompareOp::Eq, number, class)?;
+        let zero = g.constant_like(x, 0.0)?;
+        let chosen = g.select(is_class, x, zero)?;
+        let rows = g.reduce(ReduceOp::Sum, chosen, &[1])?;
+        g.output("rows", rows)?;
+        let others = g.select(is_class, zero, x)?;
+        let columns = g.reduce(ReduceOp::Max, others, &[0])?;
+        g.output("columns", columns)
+    });
+    assert!(compiled(&g, &DeviceProfile::generic()).memory.scratch.is_empty());
+}

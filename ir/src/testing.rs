@@ -10,6 +10,7 @@ mod random;
 mod reduction;
 mod schedules;
 
+pub use attention::rotated_gradients;
 pub use schedules::{contraction_graphs, random_graph};
 
 use crate::{DType, DTypeClass, Graph, GraphError, NodeId, Shape, Tensor, TensorType};

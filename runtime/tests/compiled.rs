@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use meganeura_codegen::{CompileOptions, DeviceKind, DeviceProfile, compile};
 use meganeura_ir::interpreter::{Environment, interpret};
-use meganeura_ir::testing::{random_tensor, relative_l2, sample_graphs};
+use meganeura_ir::testing::{random_tensor, relative_l2, rotated_gradients, sample_graphs};
 use meganeura_ir::{
     ArgOp, Composite, DType, DotDims, Graph, Op, ReduceOp, Shape, Tensor, TensorType, random_key, random_key_type,
 };
@@ -82,6 +82,22 @@ fn every_op_agrees_with_the_interpreter_under_the_software_profile() {
 #[test]
 fn every_op_agrees_with_the_interpreter_under_the_generic_profile() {
     check_all_samples(DeviceKind::Generic);
+}
+
+#[test]
+fn what_follows_from_attentions_gradients_agrees_with_the_interpreter() {
+    for (name, g) in rotated_gradients() {
+        let inputs: Vec<Tensor> = g.inputs().iter().zip(1..).map(|(info, seed)| random_tensor(&info.ty, seed)).collect();
+        let expected = interpret(&g, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
+        let roomy = DeviceProfile { max_workgroup_bytes: device().profile().max_workgroup_bytes, ..DeviceProfile::generic() };
+        for profile in [DeviceProfile::software(), DeviceProfile::generic(), roomy] {
+            let found = run(device(), &g, &inputs, &profile).unwrap();
+            for ((output, found), expected) in g.outputs().iter().zip(found).zip(expected.outputs()) {
+                let error = relative_l2(&found.to_f64_vec(), &expected.to_f64_vec());
+                assert!(error <= 1e-5, "{name}, {}, {:?}: {error:e}", output.name, profile.kind);
+            }
+        }
+    }
 }
 
 /// Some drivers leave a loop after 65,535 iterations of one invocation, without a word.

@@ -9,6 +9,7 @@ use meganeura_ir::{AttentionOperand, BinaryOp, CompareOp, DType, Graph, NodeId, 
 
 use crate::attention::{Attention, Role, attention};
 use crate::body::{ExprId, Loop, SlotId};
+use crate::fuse as root;
 use crate::index::{Index, unravel};
 use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation};
 use crate::profile::DeviceProfile;
@@ -39,12 +40,26 @@ pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgr
     }
 }
 
-/// Emits the kernel; returns the grid.
-pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> [u32; 3] {
+/// The distance between the columns of a gradient that one invocation computes of a row, all of them at that distance; `None` where it computes
+/// some neighbours.
+pub fn column_stride(spec: &Attention, profile: &DeviceProfile) -> Option<usize> {
+    match tiled::tiles(spec, profile) {
+        Some(_) => Some(tiled::SIDE),
+        None => (spec.size.max(spec.value_size) <= COLUMNS).then_some(1),
+    }
+}
+
+/// Emits the kernel; returns the grid. `epilogue` names the gradient that the rest of the group follows from, and where it lies relative to the root.
+pub(super) fn emit<'g>(
+    kernel: &mut KernelEmitter<'g>,
+    node: NodeId,
+    epilogue: Option<&'g (NodeId, root::Place)>,
+    profile: &DeviceProfile,
+) -> [u32; 3] {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
     let tiles = tiled::tiles(&spec, profile);
     let memory = tiles.map(|tiles| tiled::Memory::new(kernel, tiles.words(&spec)));
-    let mut family = Family { kernel, spec, memory };
+    let mut family = Family { kernel, spec, memory, epilogue };
     match (family.spec.role, tiles) {
         (Role::Output | Role::LogSumExp, Some(tiles)) => family.forward_tiled(tiles, profile),
         (Role::Output | Role::LogSumExp, None) => family.forward_direct(profile),
@@ -59,6 +74,7 @@ struct Family<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
     spec: Attention,
     memory: Option<tiled::Memory>,
+    epilogue: Option<&'g (NodeId, root::Place)>,
 }
 
 /// A row or a column: its index, and the condition under which it exists.
@@ -92,7 +108,7 @@ struct Part {
     sums: Vec<SlotId>,
 }
 
-impl Family<'_, '_> {
+impl<'g> Family<'_, 'g> {
     fn number(&mut self, value: f32) -> ExprId {
         self.kernel.e.b.f32(value)
     }
@@ -275,6 +291,46 @@ impl Family<'_, '_> {
         Some((self.kernel.group.stored[i].node, self.kernel.targets[i]))
     }
 
+    /// Whether the kernel has to compute a gradient.
+    fn computes(&self, role: Role) -> bool {
+        self.ends(role).is_some() || self.target(role).is_some()
+    }
+
+    /// The epilogue, if it follows from this gradient.
+    fn ends(&self, role: Role) -> Option<&'g (NodeId, root::Place)> {
+        self.epilogue.filter(|(node, _)| attention(self.kernel.graph, *node).is_some_and(|a| a.role == role))
+    }
+
+    /// Stores one row's columns of a gradient, and what follows from them.
+    fn store_row(&mut self, role: Role, within: Option<ExprId>, columns: &[Place], at: &[Vec<Index>], values: &[ExprId]) {
+        if let Some(target) = self.target(role) {
+            for ((column, at), &value) in columns.iter().zip(at).zip(values) {
+                let within = self.both(within, column.within);
+                self.store(target, at, within, value);
+            }
+        }
+        let Some((node, place)) = self.ends(role) else { return };
+        let stored = &self.kernel.group.stored;
+        let follows: Vec<usize> = (0..stored.len()).filter(|&i| attention(self.kernel.graph, stored[i].node).is_none()).collect();
+        self.kernel.e.known_row = Some((*node, columns.iter().map(|c| c.at.clone()).zip(values.iter().copied()).collect()));
+        for (column, at) in columns.iter().zip(at) {
+            let within = self.both(within, column.within);
+            let kernel = &mut *self.kernel;
+            let at = kernel.root_at(*node, place, at);
+            let outer = kernel.e.begin_guard(within);
+            if within.is_some() {
+                kernel.e.b.begin_if();
+            }
+            let stores = kernel.evaluate(&follows, &at);
+            kernel.store(&stores);
+            if let Some(within) = within {
+                kernel.e.b.end_if(within);
+            }
+            kernel.e.end_guard(outer);
+        }
+        self.kernel.e.known_row = None;
+    }
+
     fn store(&mut self, (node, buffer): (NodeId, usize), at: &[Index], within: Option<ExprId>, value: ExprId) {
         let linear = crate::index::ravel(at, &self.kernel.graph.ty(node).shape);
         let b = &mut self.kernel.e.b;
@@ -442,8 +498,7 @@ impl Family<'_, '_> {
         let parts = spec.size.max(spec.value_size).div_ceil(COLUMNS);
         let own = spec.own_batch();
         let (own_at, key, part, workgroups) = self.rows(&own, spec.keys, parts, profile);
-        let [for_keys, for_values] =
-            [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.target(Role::Gradient(of)).is_some());
+        let [for_keys, for_values] = [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
         let keys = for_keys.then(|| self.part(spec.size, &part, parts));
         let values = for_values.then(|| self.part(spec.value_size, &part, parts));
 
@@ -479,11 +534,8 @@ impl Family<'_, '_> {
     }
 
     fn store_part(&mut self, role: Role, part: &Part, at: impl Fn(&Attention, &Index) -> Vec<Index>) {
-        let Some(target) = self.target(role) else { return };
-        for (column, &slot) in part.columns.iter().zip(&part.sums) {
-            let value = self.kernel.e.b.read(slot);
-            let at = at(&self.spec, &column.at);
-            self.store(target, &at, column.within, value);
-        }
+        let values: Vec<ExprId> = part.sums.iter().map(|&slot| self.kernel.e.b.read(slot)).collect();
+        let at: Vec<Vec<Index>> = part.columns.iter().map(|column| at(&self.spec, &column.at)).collect();
+        self.store_row(role, None, &part.columns, &at, &values);
     }
 }

@@ -320,21 +320,8 @@ impl Contraction<'_, '_> {
 
     /// The root's index where the contraction's result is at `(batch, m, n)`.
     fn root_at(&self, m: &[Index], n: &[Index]) -> Vec<Index> {
-        let graph = self.kernel.graph;
-        let result = contract_result(graph, self.dot, &self.batch, m, n);
-        let root_shape = self.kernel.root_shape();
-        match &self.place {
-            Place::Axes(axes) => {
-                let mut at = vec![Index::default(); root_shape.len()];
-                for (axis, index) in axes.iter().zip(result) {
-                    if let Some(axis) = axis {
-                        at[*axis] = index;
-                    }
-                }
-                at
-            }
-            Place::Linear => unravel(&ravel(&result, &graph.ty(self.dot).shape), root_shape),
-        }
+        let result = contract_result(self.kernel.graph, self.dot, &self.batch, m, n);
+        self.kernel.root_at(self.dot, &self.place, &result)
     }
 
     fn direct(&mut self, tile_m: usize, tile_n: usize, profile: &DeviceProfile) -> [u32; 3] {

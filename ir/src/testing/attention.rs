@@ -1,5 +1,8 @@
-use super::{Samples, f32s, typed};
-use crate::{AttentionDims, AttentionOperand, Composite, DType, Op, Real, TensorType};
+use super::{Samples, f32s, graph_of, typed};
+use crate::{
+    AttentionDims, AttentionOperand, BinaryOp, Composite, DType, Graph, GraphError, NodeId, Op, PadDim, Real, SliceDim,
+    TensorType,
+};
 
 pub(super) fn add(samples: &mut Samples) {
     for case in CASES {
@@ -9,6 +12,62 @@ pub(super) fn add(samples: &mut Samples) {
             samples.add(format!("{} {}", op.name(), case.name), &operands, |g, x| g.push(op, x));
         }
     }
+}
+
+/// All derivatives of a causal attention of grouped heads, those of queries and keys rotated as positions are, of several head sizes. Where a name
+/// ends with `kept`, what is rotated is a result as well. Inputs are meant for [`random_tensor`](super::random_tensor).
+pub fn rotated_gradients() -> Vec<(String, Graph)> {
+    let cases = [6, 32, 64].into_iter().flat_map(|size| [(size, false), (size, true)]);
+    let named = cases.map(|(size, kept)| {
+        let name = format!("rotated gradients of size {size}{}", if kept { ", kept" } else { "" });
+        let graph = rotated_gradient(size, kept).unwrap_or_else(|e| panic!("{name} is wrong: {e}"));
+        (name, graph)
+    });
+    named.collect()
+}
+
+fn rotated_gradient(size: usize, kept: bool) -> Result<Graph, GraphError> {
+    const LENGTH: usize = 20;
+    let [query, key, rows, angles] =
+        [&[1, 2, 3, LENGTH, size][..], &[1, 2, 1, LENGTH, size], &[1, 2, 3, LENGTH], &[LENGTH, size / 2]];
+    graph_of(&[query, key, key, query, rows, rows, angles, angles].map(f32s), |g, x| {
+        let dims = AttentionDims { causal: Some(0), ..AttentionDims::scaled(0.3) };
+        let mut gradient = |of| g.push(Op::Composite(Composite::AttentionGradient { dims: dims.clone(), of }), &x[..6]);
+        let (value, key, query) =
+            (gradient(AttentionOperand::Value)?, gradient(AttentionOperand::Key)?, gradient(AttentionOperand::Query)?);
+        for (name, node) in [("value", value), ("key", key), ("query", query)].into_iter().take(if kept { 3 } else { 1 }) {
+            g.output(name, node)?;
+        }
+        let key = g.reshape(key, [1, 2, LENGTH, size])?;
+        let [first, second] = turned(g, key, [x[6], x[7]])?;
+        let zero = g.constant_like(first, 0.0)?;
+        let zero = g.reduce(crate::ReduceOp::Max, zero, &[0, 1, 2, 3])?;
+        let mut padded = |half, low, high| {
+            let pad = |low, high| PadDim { low, high, interior: 0 };
+            g.push(Op::Pad(vec![pad(0, 0), pad(0, 0), pad(0, 0), pad(low, high)]), &[half, zero])
+        };
+        let (first, second) = (padded(first, 0, size / 2)?, padded(second, size / 2, 0)?);
+        let key = g.add(first, second)?;
+        g.output("rotated key", key)?;
+        let query = g.reshape(query, [1, 6, LENGTH, size])?;
+        let halves = turned(g, query, [x[6], x[7]])?;
+        g.push(Op::Concat { axis: 3 }, &halves)
+    })
+}
+
+/// The halves of the last axis of `x`, turned by angles `[length, half]` whose cosine and sine are given.
+fn turned(g: &mut Graph, x: NodeId, [cos, sin]: [NodeId; 2]) -> Result<[NodeId; 2], GraphError> {
+    let shape = g.ty(x).shape.to_vec();
+    let half = shape[3] / 2;
+    let mut part = |start| {
+        let whole = shape[..3].iter().map(|&size| SliceDim { start: 0, step: 1, size });
+        g.push(Op::Slice(whole.chain([SliceDim { start, step: 1, size: half }]).collect()), &[x])
+    };
+    let (a, b) = (part(0)?, part(half)?);
+    let to = g.ty(a).shape.clone();
+    let (cos, sin) = (g.broadcast_to(cos, &to)?, g.broadcast_to(sin, &to)?);
+    let (ac, bs, bc, as_) = (g.mul(a, cos)?, g.mul(b, sin)?, g.mul(b, cos)?, g.mul(a, sin)?);
+    Ok([g.add(ac, bs)?, g.binary(BinaryOp::Sub, bc, as_)?])
 }
 
 /// Sizes, and what stands between scores and weights.

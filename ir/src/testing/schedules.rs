@@ -9,7 +9,7 @@ use crate::{
 /// Products, convolutions and sums of products of all shapes and layouts, with prologues and epilogues. Inputs are meant for
 /// [`random_tensor`](super::random_tensor). A name begins with `product`, `convolution`, `integer`, `sum` or `gate`.
 pub fn contraction_graphs() -> Vec<(String, Graph)> {
-    let graphs = products().into_iter().chain(convolutions()).chain(sums()).chain([integers(), gate()]);
+    let graphs = products().into_iter().chain(convolutions()).chain(sums()).chain([integers(), gate(), gate_backward()]);
     graphs.map(|(name, graph)| (name.clone(), graph.unwrap_or_else(|e| panic!("{name} is wrong: {e}")))).collect()
 }
 
@@ -116,6 +116,21 @@ fn gate() -> Named {
         g.mul(up, gate)
     });
     ("gate".into(), graph)
+}
+
+/// The derivatives of what a gate holds back and of the gate, both from one product.
+fn gate_backward() -> Named {
+    let inputs = [&[70, 96], &[65, 96], &[70, 65], &[70, 65]].map(|shape| f32s(shape));
+    let graph = graph_of(&inputs, |g, x| {
+        let (cotangent, up) = (g.push(Op::Dot(rows_by_rows()), &[x[0], x[1]])?, x[2]);
+        let gate = g.unary(UnaryOp::Sigmoid, x[3])?;
+        let of_up = g.mul(cotangent, gate)?;
+        g.output("up", of_up)?;
+        let of_gate = g.mul(cotangent, up)?;
+        let sine = g.unary(UnaryOp::Sin, x[3])?;
+        g.mul(of_gate, sine)
+    });
+    ("gate, backward".into(), graph)
 }
 
 /// A graph of one op per choice over pointwise, movement, reducing and contracting ops, which depends on `sizes` and `choices` alone. Some

@@ -11,7 +11,7 @@ use crate::kernels::{KernelEmitter, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 
 /// Invocations along each side of a workgroup.
-const SIDE: usize = 16;
+pub const SIDE: usize = 16;
 pub const WORKGROUP: usize = SIDE * SIDE;
 
 /// Queries and keys of one tile.
@@ -484,8 +484,7 @@ impl Family<'_, '_> {
         let per_query = tiles.queries / SIDE;
         let rows = own_elements(&p.row, tiles.keys);
         let keys: Vec<Place> = rows.iter().map(|row| self.place(first_key.add(row), spec.keys)).collect();
-        let [for_keys, for_values] =
-            [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.target(Role::Gradient(of)).is_some());
+        let [for_keys, for_values] = [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.computes(Role::Gradient(of)));
         let out_keys = for_keys.then(|| self.accumulators(keys.len() * padded(spec.size) / SIDE));
         let out_values = for_values.then(|| self.accumulators(keys.len() * padded(spec.value_size) / SIDE));
         let own_row = |a: &Attention, row: &Index, c: &Index| a.key_at(&p.batch, row, c);
@@ -547,14 +546,11 @@ impl Family<'_, '_> {
         (own, size): (&Index, usize),
         at: impl Fn(&Attention, &Index, &Index) -> Vec<Index>,
     ) {
-        let Some(target) = self.target(role) else { return };
         let columns: Vec<Place> = own_elements(own, padded(size)).into_iter().map(|c| self.place(c, size)).collect();
-        for (r, row) in rows.iter().enumerate() {
-            for (c, column) in columns.iter().enumerate() {
-                let value = self.kernel.e.b.read(sums[r * columns.len() + c]);
-                let within = self.both(row.within, column.within);
-                self.store(target, &at(&self.spec, &row.at, &column.at), within, value);
-            }
+        for (row, sums) in rows.iter().zip(sums.chunks(columns.len())) {
+            let values: Vec<ExprId> = sums.iter().map(|&sum| self.kernel.e.b.read(sum)).collect();
+            let at: Vec<Vec<Index>> = columns.iter().map(|column| at(&self.spec, &row.at, &column.at)).collect();
+            self.store_row(role, row.within, &columns, &at, &values);
         }
     }
 }
