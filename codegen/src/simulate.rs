@@ -31,7 +31,7 @@ struct Workgroup<'a> {
 
 /// Runs the kernel on the words of its buffers.
 pub fn run(kernel: &Emitted, buffers: &mut [Vec<u32>]) {
-    for part in &kernel.parts {
+    for part in kernel.parts.iter() {
         let lanes = part.body.workgroup_size.iter().product::<u32>() as usize;
         for number in 0..part.workgroups as usize {
             let mut workgroup = Workgroup {
@@ -229,8 +229,7 @@ impl Workgroup<'_> {
             Expr::Var(var) => one(self.vars[&var][lane] as u32),
             Expr::Unary(op, x) => one(match (op, kind(x)) {
                 (UnaryOp::Not, Scalar::Bool) => u32::from(word(x) == 0),
-                (UnaryOp::Neg, Scalar::F32) => (-float(x)).to_bits(),
-                (UnaryOp::Sigmoid, Scalar::F32) => (1.0 / (1.0 + (-float(x)).exp())).to_bits(),
+                (op, Scalar::F32) => unary_f32(op, float(x)).to_bits(),
                 other => unimplemented!("{other:?}"),
             }),
             Expr::Binary(op, a, b) => one(match kind(a) {
@@ -284,6 +283,22 @@ impl Workgroup<'_> {
     }
 }
 
+fn unary_f32(op: UnaryOp, x: f32) -> f32 {
+    match op {
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Exp => x.exp(),
+        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+        UnaryOp::Reciprocal => 1.0 / x,
+        UnaryOp::Sin => x.sin(),
+        UnaryOp::Cos => x.cos(),
+        UnaryOp::Tanh => x.tanh(),
+        UnaryOp::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        op => unimplemented!("{op:?}"),
+    }
+}
+
 fn binary_f32(op: BinaryOp, a: f32, b: f32) -> f32 {
     match op {
         BinaryOp::Add => a + b,
@@ -328,6 +343,8 @@ fn round_f16(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use meganeura_ir::interpreter::{Environment, interpret};
     use meganeura_ir::testing::{contraction_graphs, random_tensor, relative_l2};
     use meganeura_ir::{DType, DotDims, Graph, Op, Tensor, TensorType};
@@ -335,7 +352,7 @@ mod tests {
     use super::*;
     use crate::fuse::fuse;
     use crate::kernels::{Bound, emit_launch};
-    use crate::order::order;
+    use crate::order::Launch;
     use crate::{DeviceProfile, MatrixUnit};
 
     fn profile(compute_units: u32) -> DeviceProfile {
@@ -349,9 +366,11 @@ mod tests {
 
     /// Runs a graph of one kernel; whether it used matrices, and its outputs.
     fn simulated(g: &Graph, inputs: &[Tensor], profile: &DeviceProfile) -> Option<(bool, Vec<Vec<f32>>)> {
-        let launches = order(g, fuse(g, profile), profile);
-        let [launch] = launches.as_slice() else { return None };
-        let kernel = emit_launch(g, launch, &Default::default(), profile)?;
+        let groups = fuse(g, profile);
+        if groups.len() > 1 {
+            return None;
+        }
+        let kernel = emit_launch(g, &Launch { groups, level: 0 }, &BTreeMap::new(), profile);
         let words = |t: &Tensor| t.to_f32_vec().iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
         let input = |node| g.ids().filter(|&id| matches!(g.node(id).op, Op::Input(_))).position(|id| id == node);
         let mut buffers: Vec<Vec<u32>> = kernel

@@ -10,7 +10,7 @@ use self::cooperative::{MATRIX_TILINGS, MatrixTiling};
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::{Place, Sum};
-use crate::index::{Index, ravel, unravel};
+use crate::index::{Index, unravel};
 use crate::kernels::{KernelEmitter, WORKGROUP, Workgroup, global_invocation, workgroup_number};
 use crate::profile::{DeviceKind, DeviceProfile};
 

@@ -42,6 +42,9 @@ pub(super) const MATRIX_TILINGS: [MatrixTiling; 7] = [
 const PADDING: usize = 8;
 /// Words for the two peaks: as many as keep arrays aligned.
 const PEAKS: usize = 4;
+/// Bytes of workgroup memory that let two workgroups share a multiprocessor. Measured on an H200: with more, large products take twice as
+/// long.
+const COMFORTABLE_BYTES: usize = 32 << 10;
 /// Chains of the search for the largest magnitude.
 const CHAINS: usize = 4;
 /// The most matrices that a subgroup sums, which lie in registers.
@@ -84,19 +87,23 @@ impl MatrixTiling {
             .map(|tile| self.slices * pitches(tile, self.depth).map(|(rows, pitch)| rows * pitch).into_iter().max().unwrap_or(0))
     }
 
-    /// The distance of rows of a strip of results in workgroup memory.
-    fn strip_pitch(&self) -> usize {
-        self.tile().1 + VECTOR
+    /// Results that pass through workgroup memory at once.
+    fn strip(&self, sums: usize) -> Strip {
+        let rows = self.subgroups.0 * MATRIX;
+        let strip = |matrices: usize| {
+            let columns = self.subgroups.1 * matrices * MATRIX;
+            Strip { matrices, rows, columns, area: rows * (columns + VECTOR) }
+        };
+        let words = |strip: &Strip| sums * self.slices * strip.area;
+        let operands = 2 * self.halves().iter().sum::<usize>();
+        let widths = (1..=self.matrices.1).rev().filter(|&matrices| self.matrices.1.is_multiple_of(matrices));
+        let comfortable = |strip: &Strip| operands + 4 * words(strip) <= COMFORTABLE_BYTES;
+        widths.map(strip).find(comfortable).unwrap_or_else(|| strip(1))
     }
 
-    /// Rows of a strip: one row of every subgroup's matrices.
-    fn strip_rows(&self) -> usize {
-        self.subgroups.0 * MATRIX
-    }
-
-    /// Words in workgroup memory besides, through which results pass, with the two peaks.
+    /// Words in workgroup memory besides, through which results pass, with the peaks.
     pub(super) fn scalars(&self, sums: usize) -> usize {
-        sums * self.slices * self.strip_rows() * self.strip_pitch() + PEAKS
+        sums * self.slices * self.strip(sums).area + PEAKS
     }
 
     pub(super) fn fits(&self, sums: usize, profile: &DeviceProfile) -> bool {
@@ -133,6 +140,16 @@ const SUBGROUP: usize = 32;
 /// Rows of a tile in workgroup memory and their distance: along the sum, and across it.
 fn pitches(tile: usize, depth: usize) -> [(usize, usize); 2] {
     [(tile, depth + PADDING), (depth, tile + PADDING)]
+}
+
+/// Some of every subgroup's results: `matrices` of a row.
+#[derive(Clone, Copy)]
+struct Strip {
+    matrices: usize,
+    rows: usize,
+    columns: usize,
+    /// Words in workgroup memory.
+    area: usize,
 }
 
 /// Where a subgroup sits in its workgroup.
@@ -382,8 +399,7 @@ impl Contraction<'_, '_> {
         }
     }
 
-    /// Brings the results to the epilogue through workgroup memory: one row of every subgroup's matrices at a time, where the slices'
-    /// sums are added in order.
+    /// Brings the results to the epilogue through workgroup memory, a strip at a time, where the slices' sums are added in order.
     #[allow(clippy::too_many_arguments)]
     fn finish_strips(
         &mut self,
@@ -395,51 +411,57 @@ impl Contraction<'_, '_> {
         scales: &[Scale; 2],
         sums: &[SlotId],
     ) {
-        let (tile_n, pitch, rows) = (tiling.tile().1, tiling.strip_pitch(), tiling.strip_rows());
+        let turn = tiling.strip(self.sums.len());
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
-        let area = rows * pitch;
+        let (pitch, width) = (turn.columns + VECTOR, turn.matrices * MATRIX);
         let back = scales.each_ref().map(|scale| {
             let scale = self.kernel.e.b.read(scale.scale);
             let back = self.reciprocal(scale);
             self.kernel.e.b.declare(back)
         });
-        let columns = tiling.matrices.1;
-        for i in 0..tiling.matrices.0 {
+        let (rows, columns) = tiling.matrices;
+        let turns = (0..rows).flat_map(|i| (0..columns).step_by(turn.matrices).map(move |j| (i, j)));
+        for (i, j) in turns {
             let b = &mut self.kernel.e.b;
             b.stmt(Stmt::Barrier);
-            for (s, own) in sums.chunks(tiling.matrices.0 * columns).enumerate() {
-                let corner = post.m.scale((MATRIX * pitch) as i64).add(&post.n.scale((columns * MATRIX) as i64));
-                let corner = corner.add(&post.slice.scale(area as i64)).shift((s * tiling.slices * area) as i64);
-                for (j, &c) in own[i * columns..(i + 1) * columns].iter().enumerate() {
-                    let first = b.index(&corner.shift((j * MATRIX) as i64));
+            for (s, own) in sums.chunks(rows * columns).enumerate() {
+                let corner = post.m.scale((MATRIX * pitch) as i64).add(&post.n.scale(width as i64));
+                let corner = corner.add(&post.slice.scale(turn.area as i64)).shift((s * tiling.slices * turn.area) as i64);
+                for (place, &c) in own[i * columns + j..][..turn.matrices].iter().enumerate() {
+                    let first = b.index(&corner.shift((place * MATRIX) as i64));
                     let place = MatrixPlace { array: strip, first, pitch: pitch as u32, transposed: false };
                     b.stmt(Stmt::Matrix(MatrixStmt::Store { c, place }));
                 }
             }
             b.stmt(Stmt::Barrier);
             let (zero, count) = (b.i32(0), tiling.invocations());
-            let (token, turn) = b.begin_for(zero, rows * tile_n / count, 1);
-            let at = turn.scale(count as i64).add(local);
-            let (row, column) = (at.div(tile_n as i64), at.rem(tile_n as i64));
+            let (token, share) = b.begin_for(zero, turn.rows * turn.columns / count, 1);
+            let at = share.scale(count as i64).add(local);
+            let (row, column) = (at.div(turn.columns as i64), at.rem(turn.columns as i64));
             let place = row.scale(pitch as i64).add(&column);
             let [left, right] = back.map(|slot| b.read(slot));
             let values: Vec<ExprId> = (0..self.sums.len())
                 .map(|s| {
-                    let mut total = None;
-                    for slice in 0..tiling.slices {
-                        let index = b.index(&place.shift(((s * tiling.slices + slice) * area) as i64));
-                        let part = b.load_shared(strip, index);
-                        total = Some(total.map_or(part, |total| b.binary(BinaryOp::Add, total, part)));
+                    let part = |b: &mut Builder, slice: usize| {
+                        let index = b.index(&place.shift(((s * tiling.slices + slice) * turn.area) as i64));
+                        b.load_shared(strip, index)
+                    };
+                    let mut total = part(b, 0);
+                    for slice in 1..tiling.slices {
+                        let part = part(b, slice);
+                        total = b.binary(BinaryOp::Add, total, part);
                     }
-                    let total = total.unwrap_or(zero);
                     let total = b.binary(BinaryOp::Mul, total, left);
                     b.binary(BinaryOp::Mul, total, right)
                 })
                 .collect();
-            let matrix = MATRIX as i64;
-            let row = row.div(matrix).scale((tiling.matrices.0 * MATRIX) as i64).add(&row.rem(matrix)).shift((i * MATRIX) as i64);
-            let m = self.coordinate(firsts[0].add(&row), &m_shape);
-            let n = self.coordinate(firsts[1].add(&column), &n_shape);
+            // From a place in the strip to one in the tile.
+            let spread = |at: &Index, width: usize, matrices: usize, first: usize| {
+                let (subgroup, own) = (at.div(width as i64), at.rem(width as i64));
+                subgroup.scale((matrices * MATRIX) as i64).add(&own).shift((first * MATRIX) as i64)
+            };
+            let m = self.coordinate(firsts[0].add(&spread(&row, MATRIX, rows, i)), &m_shape);
+            let n = self.coordinate(firsts[1].add(&spread(&column, width, columns, j)), &n_shape);
             self.finish_element(&values, &m, &n);
             self.kernel.e.b.end_for(token);
         }
