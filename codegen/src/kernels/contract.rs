@@ -159,7 +159,7 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
         let matrix = MATRIX_TILINGS
             .iter()
             .filter(|tiling| halvable && tiling.fits(sums.len(), profile))
-            .map(|tiling| (tiling.cycles(sizes, profile), Schedule::Cooperative(*tiling)));
+            .map(|tiling| (tiling.cycles(sizes, sums.len(), profile), Schedule::Cooperative(*tiling)));
         if let Some((_, best)) = fitting.chain(matrix).min_by_key(|(cycles, _)| *cycles) {
             return best;
         }
@@ -181,7 +181,7 @@ pub fn workgroup(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Workgr
         Schedule::Direct { .. } => (WORKGROUP, none, none, 0),
         Schedule::Lanes { .. } => (LANES_WORKGROUP, none, none, LANES_WORKGROUP * thin * sums.len()),
         Schedule::Tiled(tiling) => (tiling.invocations(), tiling.shared(), none, tiling.exchange()),
-        Schedule::Cooperative(tiling) => (tiling.invocations(), none, tiling.halves(), tiling.scalars(sums.len())),
+        Schedule::Cooperative(tiling) => (tiling.invocations(), none, tiling.halves(), tiling.scalars(sums.len(), profile)),
     };
     Workgroup { invocations: invocations as u32, vectors, halves, scalars }
 }

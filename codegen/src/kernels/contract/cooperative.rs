@@ -42,9 +42,6 @@ pub(super) const MATRIX_TILINGS: [MatrixTiling; 7] = [
 const PADDING: usize = 8;
 /// Words for the two peaks: as many as keep arrays aligned.
 const PEAKS: usize = 4;
-/// Bytes of workgroup memory that let two workgroups share a multiprocessor. Measured on an H200: with more, large products take twice as
-/// long.
-const COMFORTABLE_BYTES: usize = 32 << 10;
 /// Chains of the search for the largest magnitude.
 const CHAINS: usize = 4;
 /// The most matrices that a subgroup sums, which lie in registers.
@@ -83,54 +80,59 @@ impl MatrixTiling {
     /// Elements of the tiles of both operands in workgroup memory, whichever way they lie.
     pub(super) fn halves(&self) -> [usize; 2] {
         let (m, n) = self.tile();
-        [m, n]
-            .map(|tile| self.slices * pitches(tile, self.depth).map(|(rows, pitch)| rows * pitch).into_iter().max().unwrap_or(0))
+        [m, n].map(|tile| {
+            self.slices * pitches(tile, self.depth).map(|(rows, pitch)| rows * pitch).into_iter().max().unwrap_or(0) - PADDING
+        })
     }
 
-    /// Results that pass through workgroup memory at once.
-    fn strip(&self, sums: usize) -> Strip {
+    /// Results that pass through workgroup memory at once: as many as let two workgroups share a multiprocessor, if any do. A driver may
+    /// give all workgroups there no more memory than one may take (on an H200, large products then take twice as long).
+    fn strip(&self, sums: usize, profile: &DeviceProfile) -> Strip {
         let rows = self.subgroups.0 * MATRIX;
         let strip = |matrices: usize| {
             let columns = self.subgroups.1 * matrices * MATRIX;
-            Strip { matrices, rows, columns, area: rows * (columns + VECTOR) }
+            Strip { matrices, rows, columns }
         };
-        let words = |strip: &Strip| sums * self.slices * strip.area;
-        let operands = 2 * self.halves().iter().sum::<usize>();
         let widths = (1..=self.matrices.1).rev().filter(|&matrices| self.matrices.1.is_multiple_of(matrices));
-        let comfortable = |strip: &Strip| operands + 4 * words(strip) <= COMFORTABLE_BYTES;
+        let comfortable = |strip: &Strip| 2 * self.bytes(sums, strip) <= profile.max_workgroup_bytes as usize;
         widths.map(strip).find(comfortable).unwrap_or_else(|| strip(1))
     }
 
     /// Words in workgroup memory besides, through which results pass, with the peaks.
-    pub(super) fn scalars(&self, sums: usize) -> usize {
-        sums * self.slices * self.strip(sums).area + PEAKS
+    pub(super) fn scalars(&self, sums: usize, profile: &DeviceProfile) -> usize {
+        sums * self.slices * self.strip(sums, profile).words() + PEAKS
+    }
+
+    /// Bytes of workgroup memory.
+    fn bytes(&self, sums: usize, strip: &Strip) -> usize {
+        2 * self.halves().iter().sum::<usize>() + 4 * (sums * self.slices * strip.words() + PEAKS)
     }
 
     pub(super) fn fits(&self, sums: usize, profile: &DeviceProfile) -> bool {
-        let bytes = 2 * self.halves().iter().sum::<usize>() + 4 * self.scalars(sums);
         profile.matrix_unit.is_some_and(|unit| unit.subgroup as usize == SUBGROUP)
-            && bytes <= profile.max_workgroup_bytes as usize
+            && self.bytes(sums, &self.strip(sums, profile)) <= profile.max_workgroup_bytes as usize
             && self.invocations() <= profile.max_workgroup_invocations as usize
             && self.matrices.0 * self.matrices.1 * sums <= MAX_MATRICES
     }
 
     /// An estimate of the cycles that a contraction takes, as for tiles without matrix units. The constants are measured on an H200.
-    pub(super) fn cycles(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
-        const EPILOGUE: usize = 1500;
-        const WAIT: usize = 700;
+    pub(super) fn cycles(&self, [batch, m, n, k]: [usize; 4], sums: usize, profile: &DeviceProfile) -> usize {
+        const EPILOGUE: usize = 2500;
+        const WAIT: usize = 1200;
         let (tile_m, tile_n) = self.tile();
         // Products per cycle, and workgroups that fit a multiprocessor.
         let (rate, resident) = match self.matrices.0 * self.matrices.1 {
-            16.. => (512, 2),
-            8.. => (384, 3),
-            4.. => (256, 4),
-            _ => (128, 4),
+            16.. => (341, 2),
+            8.. => (256, 3),
+            4.. => (192, 4),
+            _ => (96, 4),
         };
+        let beside = profile.max_workgroup_bytes as usize / self.bytes(sums, &self.strip(sums, profile));
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
         let own = tiles.div_ceil(profile.compute_units as usize);
         let steps = k.div_ceil(self.slices * self.depth);
         let arithmetic = own * (tile_m * tile_n * steps * self.slices * self.depth / rate + EPILOGUE);
-        arithmetic + own.div_ceil(resident) * steps * WAIT
+        arithmetic + own.div_ceil(resident.min(beside).max(1)) * steps * WAIT
     }
 }
 
@@ -138,7 +140,7 @@ impl MatrixTiling {
 const SUBGROUP: usize = 32;
 
 /// Rows of a tile in workgroup memory and their distance: along the sum, and across it.
-fn pitches(tile: usize, depth: usize) -> [(usize, usize); 2] {
+pub(super) fn pitches(tile: usize, depth: usize) -> [(usize, usize); 2] {
     [(tile, depth + PADDING), (depth, tile + PADDING)]
 }
 
@@ -148,8 +150,13 @@ struct Strip {
     matrices: usize,
     rows: usize,
     columns: usize,
-    /// Words in workgroup memory.
-    area: usize,
+}
+
+impl Strip {
+    /// Words in workgroup memory, of one slice and sum.
+    fn words(&self) -> usize {
+        self.rows * self.columns
+    }
 }
 
 /// Where a subgroup sits in its workgroup.
@@ -170,6 +177,23 @@ struct Scale {
     limit: SlotId,
 }
 
+/// What all steps of a kernel share.
+struct Cooperation {
+    tiling: MatrixTiling,
+    local: Index,
+    post: Post,
+    /// The first positions of the tile in the result.
+    firsts: [Index; 2],
+    /// The operands' tiles in workgroup memory.
+    tiles: [SlotId; 2],
+    scales: [Scale; 2],
+    /// The matrices of one sum after the other.
+    sums: Vec<SlotId>,
+    strip: Strip,
+    /// The strip in workgroup memory.
+    results: SlotId,
+}
+
 impl Contraction<'_, '_> {
     pub(super) fn cooperative(&mut self, tiling: &MatrixTiling, profile: &DeviceProfile) -> [u32; 3] {
         let [batch, m, n, _] = self.sizes();
@@ -179,30 +203,35 @@ impl Contraction<'_, '_> {
         let local = self.kernel.e.b.builtin(Builtin::Local, tiling.invocations());
         let position = unravel(&group, &[batch, m_tiles, n_tiles]);
         self.batch = unravel(&position[0], &self.shape.batch);
-        let firsts = [position[1].scale(tile_m as i64), position[2].scale(tile_n as i64)];
-        let post = tiling.post(&local);
 
         let b = &mut self.kernel.e.b;
         let tiles = tiling.halves().map(|length| b.shared_vectors(Scalar::F16, length as u32));
-        let strip = b.shared(Scalar::F32, (tiling.scalars(self.sums.len()) - PEAKS) as u32);
+        let results = b.shared(Scalar::F32, (tiling.scalars(self.sums.len(), profile) - PEAKS) as u32);
         let peaks = b.shared_atomics(PEAKS as u32);
         let scales = [0, 1].map(|place| {
-            let (scale, limit) = (b.f32(f32::from_bits(MAX_SCALE << 23)), b.f32(0.0));
+            let (scale, limit, none) = (b.f32(f32::from_bits(MAX_SCALE << 23)), b.f32(0.0), b.literal(Literal::U32(0)));
+            let index = b.i32(place);
+            b.stmt(Stmt::StoreShared { array: peaks, index, value: none });
             Scale { peaks, place, scale: b.declare(scale), limit: b.declare(limit) }
         });
-        for peak in [0, 1] {
-            let b = &mut self.kernel.e.b;
-            let (index, value) = (b.i32(peak), b.literal(Literal::U32(0)));
-            b.stmt(Stmt::StoreShared { array: peaks, index, value });
-        }
-        let sums = self.zero_matrices(tiling, &local, strip);
-        let each = sums.chunks(tiling.matrices.0 * tiling.matrices.1);
+        let c = Cooperation {
+            tiling: *tiling,
+            post: tiling.post(&local),
+            firsts: [position[1].scale(tile_m as i64), position[2].scale(tile_n as i64)],
+            tiles,
+            scales,
+            sums: self.zero_matrices(tiling, &local, results),
+            strip: tiling.strip(self.sums.len(), profile),
+            results,
+            local,
+        };
+        let each = c.sums.chunks(tiling.matrices.0 * tiling.matrices.1);
         let terms: Vec<_> = self.sums.iter().zip(each).flat_map(|(sum, own)| sum.terms.iter().map(move |&t| (t, own))).collect();
         for (term, own) in terms {
             self.begin_term(term);
-            self.cooperative_term(tiling, &post, &firsts, tiles, &scales, own, &sums);
+            self.cooperative_term(&c, own);
         }
-        self.finish_strips(tiling, &post, &local, &firsts, strip, &scales, &sums);
+        self.finish_strips(&c);
         workgroups
     }
 
@@ -211,7 +240,7 @@ impl Contraction<'_, '_> {
         let b = &mut self.kernel.e.b;
         let (zero, count) = (b.f32(0.0), tiling.invocations());
         for first in (0..MATRIX * MATRIX).step_by(count) {
-            // The array is larger than a matrix: what is written past it does no harm.
+            // The array holds a matrix at least: with more invocations than that has elements, one turn is all.
             let index = b.index(&local.shift(first as i64));
             b.stmt(Stmt::StoreShared { array: zeros, index, value: zero });
         }
@@ -221,38 +250,28 @@ impl Contraction<'_, '_> {
         (0..self.sums.len() * tiling.matrices.0 * tiling.matrices.1).map(|_| b.load_matrix(Role::C, place)).collect()
     }
 
-    /// Adds the products of the term at hand to `own`; `all` are the sums of the kernel, which share the scales.
-    #[allow(clippy::too_many_arguments)]
-    fn cooperative_term(
-        &mut self,
-        tiling: &MatrixTiling,
-        post: &Post,
-        firsts: &[Index; 2],
-        tiles: [SlotId; 2],
-        scales: &[Scale; 2],
-        own: &[SlotId],
-        all: &[SlotId],
-    ) {
-        let MatrixTiling { slices, depth, .. } = *tiling;
-        let (tile_m, tile_n) = tiling.tile();
+    /// Adds the products of the term at hand to `own`.
+    fn cooperative_term(&mut self, c: &Cooperation, own: &[SlotId]) {
+        let MatrixTiling { slices, depth, .. } = c.tiling;
+        let (tile_m, tile_n) = c.tiling.tile();
         let run = self.sizes()[3].div_ceil(slices * depth) * depth;
-        let first_k = post.slice.scale(run as i64);
-        let sides = [self.side(true, tile_m, depth, &firsts[0]), self.side(false, tile_n, depth, &firsts[1])];
-        let invocations = tiling.subgroups_of_slice() * SUBGROUP;
-        let staged = sides.each_ref().map(|side| self.staged(side, &post.thread, invocations));
+        let first_k = c.post.slice.scale(run as i64);
+        let sides = [self.side(true, tile_m, depth, &c.firsts[0]), self.side(false, tile_n, depth, &c.firsts[1])];
+        let invocations = c.tiling.subgroups_of_slice() * SUBGROUP;
+        let staged = sides.each_ref().map(|side| self.staged(side, &c.post.thread, invocations));
         let counts = [0, 1].map(|i| staged[i].len() * sides[i].width);
         let ahead = self.ahead(&sides, &staged, &first_k);
-        self.note_peaks(scales, counts, &ahead);
+        self.note_peaks(&c.scales, counts, &ahead);
         let zero = self.kernel.e.b.i32(0);
         let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);
         self.kernel.e.b.stmt(Stmt::Barrier);
-        self.follow_peaks(scales, all);
-        self.store_halves(&sides, &staged, [tile_m, tile_n], &post.slice, tiles, scales, &ahead);
+        self.follow_peaks(&c.scales, &c.sums);
+        self.store_halves(c, &sides, &staged, &ahead);
         self.kernel.e.b.stmt(Stmt::Barrier);
         let next = self.next_step(&step, run / depth);
         self.load_ahead(&sides, &staged, &first_k.add(&next.scale(depth as i64)), &ahead);
-        self.multiply(tiling, post, &sides, tiles, own);
-        self.note_peaks(scales, counts, &ahead);
+        self.multiply(c, &sides, own);
+        self.note_peaks(&c.scales, counts, &ahead);
         self.kernel.e.b.end_for(token);
     }
 
@@ -333,118 +352,92 @@ impl Contraction<'_, '_> {
     }
 
     /// Stores the values of `ahead` as f16.
-    #[allow(clippy::too_many_arguments)]
-    fn store_halves(
-        &mut self,
-        sides: &[Side; 2],
-        staged: &[Vec<Staged>; 2],
-        lengths: [usize; 2],
-        slice: &Index,
-        tiles: [SlotId; 2],
-        scales: &[Scale; 2],
-        ahead: &[SlotId],
-    ) {
+    fn store_halves(&mut self, c: &Cooperation, sides: &[Side; 2], staged: &[Vec<Staged>; 2], ahead: &[SlotId]) {
         let mut ahead = ahead.iter();
-        for i in 0..2 {
-            let (side, [along, across]) = (&sides[i], pitches(lengths[i], sides[i].depth));
-            let (rows, pitch) = if side.along_k { along } else { across };
-            let own = slice.scale((rows * pitch) as i64);
-            let scale = self.kernel.e.b.read(scales[i].scale);
+        for (i, side) in sides.iter().enumerate() {
+            let (rows, pitch) = side.lies();
+            let own = c.post.slice.scale((rows * pitch) as i64);
+            let scale = self.kernel.e.b.read(c.scales[i].scale);
             for element in &staged[i] {
                 let b = &mut self.kernel.e.b;
-                let values: Vec<ExprId> = ahead
-                    .by_ref()
-                    .take(side.width)
-                    .map(|&slot| {
-                        let value = b.read(slot);
-                        let scaled = b.binary(BinaryOp::Mul, value, scale);
-                        b.convert(Scalar::F16, scaled)
-                    })
-                    .collect();
+                let mut half = |&slot: &SlotId| {
+                    let value = b.read(slot);
+                    let scaled = b.binary(BinaryOp::Mul, value, scale);
+                    b.convert(Scalar::F16, scaled)
+                };
+                let values: Vec<ExprId> = ahead.by_ref().take(side.width).map(&mut half).collect();
                 let (row, column) = if side.along_k { (&element.row, &element.column) } else { (&element.column, &element.row) };
-                self.store_run(tiles[i], &own.add(&row.scale(pitch as i64)).add(column), 1, &values);
+                self.store_run(c.tiles[i], &own.add(&row.scale(pitch as i64)).add(column), 1, &values);
             }
         }
     }
 
     /// Multiplies the tiles in workgroup memory.
-    fn multiply(&mut self, tiling: &MatrixTiling, post: &Post, sides: &[Side; 2], tiles: [SlotId; 2], own: &[SlotId]) {
-        let (tile_m, tile_n) = tiling.tile();
+    fn multiply(&mut self, c: &Cooperation, sides: &[Side; 2], own: &[SlotId]) {
+        let (rows, columns) = c.tiling.matrices;
         let b = &mut self.kernel.e.b;
-        // The matrix that begins at a position along the result's axis and along the sum.
-        let matrix = |b: &mut Builder, i: usize, at: &Index, k: usize| {
-            let (role, tile) = if i == 0 { (Role::A, tile_m) } else { (Role::B, tile_n) };
-            let [along, across] = pitches(tile, tiling.depth);
-            let along_k = sides[i].along_k;
-            let (rows, pitch) = if along_k { along } else { across };
-            let k = Index::constant(k as i64);
-            let (row, column) = if along_k { (at, &k) } else { (&k, at) };
-            let first = post.slice.scale((rows * pitch) as i64).add(&row.scale(pitch as i64)).add(column);
+        // The subgroup's matrix of an operand that is the i-th along the result's axis and begins at `k` along the sum.
+        let matrix = |b: &mut Builder, left: bool, i: usize, k: usize| {
+            let (operand, role, post, count) =
+                if left { (0, Role::A, &c.post.m, rows) } else { (1, Role::B, &c.post.n, columns) };
+            let side = &sides[operand];
+            let (lines, pitch) = side.lies();
+            let (at, k) = (post.scale((count * MATRIX) as i64).shift((i * MATRIX) as i64), Index::constant(k as i64));
+            let (line, place) = if side.along_k { (&at, &k) } else { (&k, &at) };
+            let first = c.post.slice.scale((lines * pitch) as i64).add(&line.scale(pitch as i64)).add(place);
             let first = b.index(&first.div(VECTOR as i64));
             // A lies row by row where its neighbours are along the sum, B where they are not.
-            let transposed = along_k != (role == Role::A);
-            let place = MatrixPlace { array: tiles[i], first, pitch: (pitch / VECTOR) as u32, transposed };
+            let transposed = side.along_k != left;
+            let place = MatrixPlace { array: c.tiles[operand], first, pitch: (pitch / VECTOR) as u32, transposed };
             b.load_matrix(role, place)
         };
-        for k in (0..tiling.depth).step_by(MATRIX) {
-            let at = |own: &Index, count: usize, i: usize| own.scale((count * MATRIX) as i64).shift((i * MATRIX) as i64);
-            let left: Vec<SlotId> = (0..tiling.matrices.0).map(|i| matrix(b, 0, &at(&post.m, tiling.matrices.0, i), k)).collect();
-            for j in 0..tiling.matrices.1 {
-                let y = matrix(b, 1, &at(&post.n, tiling.matrices.1, j), k);
+        for k in (0..c.tiling.depth).step_by(MATRIX) {
+            let left: Vec<SlotId> = (0..rows).map(|i| matrix(b, true, i, k)).collect();
+            for j in 0..columns {
+                let y = matrix(b, false, j, k);
                 for (i, &x) in left.iter().enumerate() {
-                    let c = own[i * tiling.matrices.1 + j];
-                    b.stmt(Stmt::Matrix(MatrixStmt::MultiplyAdd { a: x, b: y, c }));
+                    b.stmt(Stmt::Matrix(MatrixStmt::MultiplyAdd { a: x, b: y, c: own[i * columns + j] }));
                 }
             }
         }
     }
 
     /// Brings the results to the epilogue through workgroup memory, a strip at a time, where the slices' sums are added in order.
-    #[allow(clippy::too_many_arguments)]
-    fn finish_strips(
-        &mut self,
-        tiling: &MatrixTiling,
-        post: &Post,
-        local: &Index,
-        firsts: &[Index; 2],
-        strip: SlotId,
-        scales: &[Scale; 2],
-        sums: &[SlotId],
-    ) {
-        let turn = tiling.strip(self.sums.len());
+    fn finish_strips(&mut self, c: &Cooperation) {
+        let Cooperation { tiling, strip, .. } = c;
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
-        let (pitch, width) = (turn.columns + VECTOR, turn.matrices * MATRIX);
-        let back = scales.each_ref().map(|scale| {
+        let (area, width) = (strip.words(), strip.matrices * MATRIX);
+        let back = c.scales.each_ref().map(|scale| {
             let scale = self.kernel.e.b.read(scale.scale);
             let back = self.reciprocal(scale);
             self.kernel.e.b.declare(back)
         });
         let (rows, columns) = tiling.matrices;
-        let turns = (0..rows).flat_map(|i| (0..columns).step_by(turn.matrices).map(move |j| (i, j)));
+        let turns = (0..rows).flat_map(|i| (0..columns).step_by(strip.matrices).map(move |j| (i, j)));
         for (i, j) in turns {
             let b = &mut self.kernel.e.b;
             b.stmt(Stmt::Barrier);
-            for (s, own) in sums.chunks(rows * columns).enumerate() {
-                let corner = post.m.scale((MATRIX * pitch) as i64).add(&post.n.scale(width as i64));
-                let corner = corner.add(&post.slice.scale(turn.area as i64)).shift((s * tiling.slices * turn.area) as i64);
-                for (place, &c) in own[i * columns + j..][..turn.matrices].iter().enumerate() {
+            for (s, own) in c.sums.chunks(rows * columns).enumerate() {
+                let corner = c.post.m.scale((MATRIX * strip.columns) as i64).add(&c.post.n.scale(width as i64));
+                let corner = corner.add(&c.post.slice.scale(area as i64)).shift((s * tiling.slices * area) as i64);
+                for (place, &matrix) in own[i * columns + j..][..strip.matrices].iter().enumerate() {
                     let first = b.index(&corner.shift((place * MATRIX) as i64));
-                    let place = MatrixPlace { array: strip, first, pitch: pitch as u32, transposed: false };
-                    b.stmt(Stmt::Matrix(MatrixStmt::Store { c, place }));
+                    let place = MatrixPlace { array: c.results, first, pitch: strip.columns as u32, transposed: false };
+                    b.stmt(Stmt::Matrix(MatrixStmt::Store { c: matrix, place }));
                 }
             }
             b.stmt(Stmt::Barrier);
             let (zero, count) = (b.i32(0), tiling.invocations());
-            let (token, share) = b.begin_for(zero, turn.rows * turn.columns / count, 1);
-            let at = share.scale(count as i64).add(local);
-            let (row, column) = (at.div(turn.columns as i64), at.rem(turn.columns as i64));
-            let place = row.scale(pitch as i64).add(&column);
+            let (token, share) = b.begin_for(zero, strip.rows * strip.columns / count, 1);
+            let at = share.scale(count as i64).add(&c.local);
+            let (row, column) = (at.div(strip.columns as i64), at.rem(strip.columns as i64));
+            let place = row.scale(strip.columns as i64).add(&column);
             let [left, right] = back.map(|slot| b.read(slot));
             let values: Vec<ExprId> = (0..self.sums.len())
                 .map(|s| {
                     let part = |b: &mut Builder, slice: usize| {
-                        let index = b.index(&place.shift(((s * tiling.slices + slice) * turn.area) as i64));
-                        b.load_shared(strip, index)
+                        let index = b.index(&place.shift(((s * tiling.slices + slice) * area) as i64));
+                        b.load_shared(c.results, index)
                     };
                     let mut total = part(b, 0);
                     for slice in 1..tiling.slices {
@@ -460,8 +453,8 @@ impl Contraction<'_, '_> {
                 let (subgroup, own) = (at.div(width as i64), at.rem(width as i64));
                 subgroup.scale((matrices * MATRIX) as i64).add(&own).shift((first * MATRIX) as i64)
             };
-            let m = self.coordinate(firsts[0].add(&spread(&row, MATRIX, rows, i)), &m_shape);
-            let n = self.coordinate(firsts[1].add(&spread(&column, width, columns, j)), &n_shape);
+            let m = self.coordinate(c.firsts[0].add(&spread(&row, MATRIX, rows, i)), &m_shape);
+            let n = self.coordinate(c.firsts[1].add(&spread(&column, width, columns, j)), &n_shape);
             self.finish_element(&values, &m, &n);
             self.kernel.e.b.end_for(token);
         }

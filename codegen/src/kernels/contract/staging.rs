@@ -3,6 +3,7 @@
 
 use meganeura_ir::CompareOp;
 
+use super::cooperative::pitches;
 use super::{Contraction, Coordinate};
 use crate::access::{ContractAt, contract_lhs, contract_rhs};
 use crate::body::{ExprId, SlotId, Stmt};
@@ -16,7 +17,7 @@ pub(super) struct Side {
     left: bool,
     /// Positions along the result's axis, and along the sum.
     tile: usize,
-    pub depth: usize,
+    depth: usize,
     /// The first position along the result's axis.
     first: Index,
     /// Whether neighbours in memory are neighbours along the sum.
@@ -33,6 +34,14 @@ pub(super) struct Staged {
     pub column: Index,
     /// Along the result's axis, of each; of all where they are neighbours along the sum.
     free: Vec<Coordinate>,
+}
+
+impl Side {
+    /// Rows in workgroup memory, and their distance, where neighbours in memory stay neighbours.
+    pub(super) fn lies(&self) -> (usize, usize) {
+        let [along, across] = pitches(self.tile, self.depth);
+        if self.along_k { along } else { across }
+    }
 }
 
 impl Contraction<'_, '_> {
