@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meganeura_codegen::{CompileOptions, CompileReport};
+use meganeura_codegen::CompileReport;
 use meganeura_runtime::{Device, DispatchTime, Session, SessionError};
 use serde_json::{Value, json};
 
@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::plan_cache::{self, PlanSource, Planned};
 use crate::predictor::{by_name, place_weights};
+use crate::rewriting::compile_options;
 use crate::workload::Workload;
 
 /// How often to run.
@@ -96,7 +97,7 @@ impl Model {
     pub fn measure(&self, device: &Arc<Device>, workload: Workload, options: BenchOptions) -> Result<Measurement, Error> {
         let Workload { graph, inputs } = workload;
         let started = Instant::now();
-        let Planned { compiled, source } = plan_cache::compile(&graph.verify()?, device.profile(), &CompileOptions::default())?;
+        let Planned { compiled, source } = plan_cache::compile(&graph.verify()?, device.profile(), &compile_options())?;
         let compile = started.elapsed();
         let started = Instant::now();
         let program = Arc::new(compiled.program);

@@ -86,7 +86,6 @@ impl Model {
         cotangents: &[(&str, &Tensor)],
         bindings: &Bindings,
     ) -> Result<BTreeMap<String, Tensor>, Error> {
-        // As the file says: where a softmax is nearly certain, the derivative of the composite cancels more than that of its parts.
         let mut graph = self.specialize_on(bindings, inputs)?.graph;
         let mut pairs = Vec::new();
         for (name, cotangent) in cotangents {

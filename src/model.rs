@@ -16,6 +16,7 @@ use meganeura_runtime::{Device, ParameterStore, atomic_write};
 use crate::error::Error;
 use crate::lora::{Adaptation, Adapter};
 use crate::predictor::{Predictor, place_weights};
+use crate::rewriting::raised;
 
 /// A model: the structure that was imported, and today's weights on the host.
 ///
@@ -207,12 +208,13 @@ impl Model {
         Ok(())
     }
 
-    /// The typed graph for concrete sizes: symbolic dimensions by name, or inputs by shape.
+    /// The typed graph for concrete sizes: symbolic dimensions by name, or inputs by shape. Composites such as attention stand in it for what
+    /// exporters write in many nodes, unless [`rewrite_graphs`](crate::rewrite_graphs) says otherwise: their derivatives are composites too.
     ///
     /// # Errors
     /// Sizes are missing, contradict each other, or do not fit an operator.
     pub fn specialize(&self, bindings: &Bindings) -> Result<Specialized, Error> {
-        self.imported.specialize(bindings).map_err(|e| self.import_error(e))
+        self.imported.specialize(bindings).map(raised).map_err(|e| self.import_error(e))
     }
 
     /// As [`Model::specialize`], for data that the model is to run on: small inputs whose values decide shapes become constants.
@@ -220,7 +222,7 @@ impl Model {
     /// # Errors
     /// As [`Model::specialize`].
     pub fn specialize_on(&self, bindings: &Bindings, data: &[(&str, &Tensor)]) -> Result<Specialized, Error> {
-        self.imported.specialize_on(bindings, data).map(|(specialized, _)| specialized).map_err(|e| self.import_error(e))
+        self.imported.specialize_on(bindings, data).map(|(specialized, _)| raised(specialized)).map_err(|e| self.import_error(e))
     }
 
     /// Makes `bindings` the sizes that count where [`Model::specialize`] is given none. [`Model::save`] keeps them.

@@ -1,7 +1,6 @@
 //! What training minimises: a loss of one of the model's outputs against a target from the data.
 
 use meganeura_autodiff::{Loss, LossError};
-use meganeura_codegen::raise;
 use meganeura_import::Bindings;
 use meganeura_ir::{BinaryOp, Composite, DTypeClass, Graph, NodeId, Op, ReduceOp, Shape, TensorType, UnaryOp};
 
@@ -98,12 +97,10 @@ impl Objective {
     pub(crate) fn build(
         &self,
         model: &Model,
-        graph: Graph,
+        mut graph: Graph,
         samples: &mut Samples,
         batch: Option<usize>,
     ) -> Result<Forward, Error> {
-        // Derivatives of what is raised are composites too.
-        let mut graph = raise(&graph);
         let mut prediction = self.output_node(model, &graph)?;
         graph.clear_outputs();
         let mut softmax = None;

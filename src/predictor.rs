@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::lora::Adapter;
 use crate::model::Model;
 use crate::plan_cache;
+use crate::rewriting::compile_options;
 
 /// Host memory that an upload of weights may take at once, in bytes.
 const UPLOAD_BYTES: usize = 256 << 20;
@@ -48,7 +49,7 @@ impl Predictor {
 
 /// The program of a graph for a device.
 pub(crate) fn compile(graph: Graph, device: &Device) -> Result<Arc<Program>, Error> {
-    compile_with(graph, device, &CompileOptions::default())
+    compile_with(graph, device, &compile_options())
 }
 
 pub(crate) fn compile_with(graph: Graph, device: &Device, options: &CompileOptions) -> Result<Arc<Program>, Error> {

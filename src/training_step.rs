@@ -18,6 +18,7 @@ use crate::groups::TrainedGroup;
 use crate::guard::{Guard, STOPPED};
 use crate::objective::Forward;
 use crate::predictor::compile_with;
+use crate::rewriting::compile_options;
 use crate::schedule::Schedule;
 
 /// What happens between a loss and new weights.
@@ -62,7 +63,7 @@ impl StepGraphs {
     pub fn compile(self, device: &Device, memory: Option<u64>) -> Result<StepPrograms, Error> {
         let StepGraphs { update, accumulate, diagnosis } = self;
         let compile = |graph: &Graph, memory_limit: Option<u64>| {
-            compile_with(graph.clone(), device, &CompileOptions { memory_limit, ..CompileOptions::default() })
+            compile_with(graph.clone(), device, &CompileOptions { memory_limit, ..compile_options() })
         };
         let (Some(graph), Some(limit)) = (&accumulate, memory) else {
             let accumulate = accumulate.map(|graph| compile(&graph, None)).transpose()?;

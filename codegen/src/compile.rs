@@ -16,7 +16,7 @@ use crate::order::{Launch, edges, order};
 use crate::plan::{Layout, layout, place_barriers};
 use crate::program::{Access, Dispatch, Kernel, Memory, Program, Region, Space};
 use crate::recompute::Sequence;
-use crate::saturate::{Limits, Report, SaturateError, raise, saturate};
+use crate::saturate::{Limits, Report, SaturateError, saturate};
 use crate::{DeviceProfile, wgsl};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -136,11 +136,10 @@ impl fmt::Display for CompileReport {
     }
 }
 
-/// Compiles a verified graph for a device.
+/// Compiles a verified graph for a device. What exporters write for composites is found before, by [`raise`](crate::raise).
 pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptions) -> Result<Compiled, CompileError> {
     let mut stopwatch = Stopwatch::start();
-    let raised = options.saturate.map(|_| raise(graph));
-    let graph = split_concats(&lowered(raised.as_ref().unwrap_or(graph), profile)?, profile.max_storage_bindings as usize / 2)?;
+    let graph = split_concats(&lowered(graph, profile)?, profile.max_storage_bindings as usize / 2)?;
     let nodes = graph.live().len();
     stopwatch.lap("decompose");
     let (graph, saturation) = match &options.saturate {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meganeura_codegen::program::{Access, Binding};
-use meganeura_codegen::{CompileOptions, Program, compile};
+use meganeura_codegen::{CompileOptions, Program, compile, raise};
 use meganeura_ir::{Graph, ParameterId, Tensor};
 use meganeura_runtime::{Device, ParameterError, ParameterStore, Session, SessionError};
 
@@ -42,19 +42,32 @@ pub struct Execution {
     pub dispatched: Vec<bool>,
 }
 
-/// Compiles `graph` and runs it once: `inputs` and `weights` in the order of the graph's.
-pub fn execute(device: &Arc<Device>, graph: Graph, inputs: &[Tensor], weights: &[Tensor]) -> Result<Execution, Refusal> {
-    let verified = graph.verify().map_err(|e| Refusal::new(Reason::Other, e))?;
-    let compiled = compile(&verified, device.profile(), &CompileOptions::default());
-    let compiled = compiled.map_err(|e| Refusal::new(refusal::of_compile(&e), e))?;
-    let program = Arc::new(compiled.program);
-    let store = ParameterStore::new(device, &program)?;
-    let weights: Vec<(ParameterId, &Tensor)> = (0..).map(ParameterId).zip(weights).collect();
-    store.write_parameters(&weights)?;
-    let mut session = Session::new(device, program.clone(), &store)?;
-    let outputs = session.run_ordered(&inputs.iter().collect::<Vec<_>>())?;
-    let dispatched = program.outputs.iter().map(|output| is_dispatched(&program, output)).collect();
-    Ok(Execution { outputs, dispatched })
+/// A device, and how programs for it are made.
+pub struct Engine {
+    pub device: Arc<Device>,
+    pub options: CompileOptions,
+}
+
+impl Engine {
+    /// The graph of a model as it is compiled and differentiated.
+    pub fn prepare(&self, graph: Graph) -> Graph {
+        if self.options.saturate.is_some() { raise(&graph) } else { graph }
+    }
+
+    /// Compiles `graph` and runs it once: `inputs` and `weights` in the order of the graph's.
+    pub fn execute(&self, graph: Graph, inputs: &[Tensor], weights: &[Tensor]) -> Result<Execution, Refusal> {
+        let verified = graph.verify().map_err(|e| Refusal::new(Reason::Other, e))?;
+        let compiled = compile(&verified, self.device.profile(), &self.options);
+        let compiled = compiled.map_err(|e| Refusal::new(refusal::of_compile(&e), e))?;
+        let program = Arc::new(compiled.program);
+        let store = ParameterStore::new(&self.device, &program)?;
+        let weights: Vec<(ParameterId, &Tensor)> = (0..).map(ParameterId).zip(weights).collect();
+        store.write_parameters(&weights)?;
+        let mut session = Session::new(&self.device, program.clone(), &store)?;
+        let outputs = session.run_ordered(&inputs.iter().collect::<Vec<_>>())?;
+        let dispatched = program.outputs.iter().map(|output| is_dispatched(&program, output)).collect();
+        Ok(Execution { outputs, dispatched })
+    }
 }
 
 /// Whether a dispatch writes `output`.

@@ -2,15 +2,13 @@
 
 use std::cell::LazyCell;
 use std::ops::Deref;
-use std::sync::Arc;
 
 use meganeura_autodiff::{AutodiffError, vjp};
 use meganeura_ir::interpreter::{Environment, InterpretError, Value, interpret};
 use meganeura_ir::testing::random_tensor;
 use meganeura_ir::{DType, Graph, GraphError, NodeId, Op, Tensor, TensorType};
-use meganeura_runtime::Device;
 
-use crate::execute::{Refusal, execute};
+use crate::execute::{Engine, Refusal};
 use crate::outcome::Gradient;
 use crate::run::Prepared;
 
@@ -30,7 +28,7 @@ const TOLERANCE: f64 = 1e-3;
 const ROUNDING: f64 = 4.0;
 
 /// Compares; none where no output is a float function of a float input or weight.
-pub fn check(device: &Arc<Device>, prepared: &Prepared) -> Option<Gradient> {
+pub fn check(engine: &Engine, prepared: &Prepared) -> Option<Gradient> {
     let graph = match prepared.graph.decomposed() {
         Ok(graph) => graph,
         Err(e) => return Some(Gradient::Refused { reason: e.to_string() }),
@@ -44,7 +42,7 @@ pub fn check(device: &Arc<Device>, prepared: &Prepared) -> Option<Gradient> {
     }
     let outcome = Objective::new(&graph, prepared).map_err(Failure::from).and_then(|objective| {
         let backward = Backward::new(prepared, &wrt, &objective.cotangents)?;
-        let execution = execute(device, backward.graph.clone(), &backward.inputs, &prepared.weights)?;
+        let execution = engine.execute(backward.graph.clone(), &backward.inputs, &prepared.weights)?;
         let found: Vec<Vec<f64>> = execution.outputs.iter().map(Tensor::to_f64_vec).collect();
         let rounding = LazyCell::new(|| backward.rounding(&prepared.weights));
         Ok(compare(&objective, &wrt, &found, &rounding))

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use meganeura_codegen::CompileOptions;
 use meganeura_runtime::{Device, DeviceSelector};
 
 use outcome::Outcome;
@@ -32,7 +33,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     /// Run the tests whose name contains this text, and print the outcome of each
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["json", "markdown"])]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["json", "markdown"], group = "unwritten")]
     filter: Option<String>,
     /// Worker processes; one per core if not given
     #[arg(long, value_name = "N")]
@@ -50,10 +51,13 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
     /// Write nothing: compare with the files, and fail where they differ
-    #[arg(long)]
+    #[arg(long, group = "unwritten")]
     check: bool,
+    /// Leave graphs as the files say; the outcomes are not written down, since they must be the same
+    #[arg(long, requires = "unwritten")]
+    unsaturated: bool,
     /// Answer the questions of another process of this program
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, group = "unwritten")]
     worker: bool,
 }
 
@@ -73,8 +77,12 @@ fn main() -> ExitCode {
         Ok(device) => device,
         Err(never) => match never {},
     };
-    let done =
-        if arguments.worker { serve(&arguments.data, &device).map_err(Failure::from) } else { conformance(&arguments, &device) };
+    let saturate = CompileOptions::default().saturate.filter(|_| !arguments.unsaturated);
+    let options = CompileOptions { saturate, ..CompileOptions::default() };
+    let done = match arguments.worker {
+        true => serve(&arguments.data, &device, options).map_err(Failure::from),
+        false => conformance(&arguments, &device),
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -91,7 +99,8 @@ fn conformance(arguments: &Arguments, device: &DeviceSelector) -> Result<(), Fai
     }
     let jobs = arguments.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let name = Device::open(device).map_err(WorkerError::from)?.info().name.clone();
-    let pool = Pool { data: &arguments.data, device: &arguments.device, jobs };
+    let unsaturated = arguments.unsaturated;
+    let pool = Pool { data: &arguments.data, device: &arguments.device, unsaturated, jobs };
     let started = Instant::now();
     let mut done = 0;
     let outcomes = pool.run(&tests, |outcome| {

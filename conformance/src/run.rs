@@ -1,21 +1,19 @@
 //! One test: import, compile, run, compare.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use meganeura_import::{Bindings, Dim, ImportError, Model, ModelInput, RANDOM_KEY, Specialized};
 use meganeura_ir::{Graph, Op, Tensor};
-use meganeura_runtime::Device;
 
 use crate::compare;
-use crate::execute::{Refusal, execute};
+use crate::execute::{Engine, Refusal};
 use crate::gradient;
 use crate::outcome::{Gradient, Status};
 use crate::refusal::{self, Reason};
 use crate::suite::{Folder, Kind, SuiteError, Test, ramp};
 
 /// Runs `test` forward, and backward if it passes.
-pub fn run(device: &Arc<Device>, test: &Test) -> Result<(Status, Option<Gradient>), SuiteError> {
+pub fn run(engine: &Engine, test: &Test) -> Result<(Status, Option<Gradient>), SuiteError> {
     let outline = test.outline()?;
     let refused = |e: ImportError| refused(Refusal::new(refusal::of_import(&e, &outline), e));
     let model = match Model::open(&test.model) {
@@ -30,11 +28,12 @@ pub fn run(device: &Arc<Device>, test: &Test) -> Result<(Status, Option<Gradient
     if specialized.graph.inputs().iter().any(|input| input.name == RANDOM_KEY) {
         return Ok((self::refused(Refusal::new(Reason::RandomNumbers, "the model draws random numbers")), None));
     }
+    let specialized = Specialized { graph: engine.prepare(specialized.graph), ..specialized };
     let prepared = match Prepared::new(&model, specialized, &supplied) {
         Ok(prepared) => prepared,
         Err(e) => return Ok((refused(e), None)),
     };
-    forward(device, test, &model, &prepared)
+    forward(engine, test, &model, &prepared)
 }
 
 fn refused(refusal: Refusal) -> Status {
@@ -92,13 +91,8 @@ fn specialize(model: &Model, supplied: &BTreeMap<String, Tensor>) -> Result<Spec
     Ok(model.specialize_on(&Bindings { shapes, ..Bindings::default() }, &data)?.0)
 }
 
-fn forward(
-    device: &Arc<Device>,
-    test: &Test,
-    model: &Model,
-    prepared: &Prepared,
-) -> Result<(Status, Option<Gradient>), SuiteError> {
-    let execution = match execute(device, prepared.graph.clone(), &prepared.inputs, &prepared.weights) {
+fn forward(engine: &Engine, test: &Test, model: &Model, prepared: &Prepared) -> Result<(Status, Option<Gradient>), SuiteError> {
+    let execution = match engine.execute(prepared.graph.clone(), &prepared.inputs, &prepared.weights) {
         Ok(execution) => execution,
         Err(refusal) => return Ok((refused(refusal), None)),
     };
@@ -122,5 +116,5 @@ fn forward(
     if !prepared.graph.outputs().iter().zip(&execution.dispatched).all(computed) {
         return Ok((Status::Folded, None));
     }
-    Ok((Status::Pass, gradient::check(device, prepared)))
+    Ok((Status::Pass, gradient::check(engine, prepared)))
 }

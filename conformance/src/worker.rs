@@ -7,12 +7,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use meganeura_codegen::CompileOptions;
 use meganeura_runtime::{Device, DeviceError, DeviceSelector};
 
+use crate::execute::Engine;
 use crate::outcome::{Outcome, Status};
 use crate::run::run;
 use crate::suite::{SuiteError, Test, discover};
@@ -34,28 +36,28 @@ pub enum WorkerError {
 }
 
 /// Answers every line of stdin, the id of a test, with its outcome as a line of JSON on stdout.
-pub fn serve(data: &Path, device: &DeviceSelector) -> Result<(), WorkerError> {
+pub fn serve(data: &Path, device: &DeviceSelector, options: CompileOptions) -> Result<(), WorkerError> {
     // The parent tells what went wrong.
     std::panic::set_hook(Box::new(|_| {}));
     let tests: BTreeMap<String, Test> = discover(data)?.into_iter().map(|test| (test.id(), test)).collect();
-    let mut open = Device::open(device)?;
+    let mut engine = Engine { device: Device::open(device)?, options };
     for id in io::stdin().lock().lines() {
         let id = id?;
         let test = tests.get(&id).ok_or_else(|| SuiteError::Unknown(id.clone()))?;
-        let outcome = outcome(&open, test)?;
+        let outcome = outcome(&engine, test)?;
         let mut stdout = io::stdout().lock();
         serde_json::to_writer(&mut stdout, &outcome)?;
         writeln!(stdout)?;
-        if open.is_dead() {
-            open = Device::open(device)?;
+        if engine.device.is_dead() {
+            engine.device = Device::open(device)?;
         }
     }
     Ok(())
 }
 
-fn outcome(device: &Arc<Device>, test: &Test) -> Result<Outcome, SuiteError> {
+fn outcome(engine: &Engine, test: &Test) -> Result<Outcome, SuiteError> {
     let (operator, opset) = test.operator()?.unzip();
-    let (status, gradient) = match catch_unwind(AssertUnwindSafe(|| run(device, test))) {
+    let (status, gradient) = match catch_unwind(AssertUnwindSafe(|| run(engine, test))) {
         Ok(done) => done?,
         Err(payload) => (Status::Crashed { detail: format!("panic: {}", message(payload.as_ref())) }, None),
     };
@@ -71,6 +73,7 @@ pub struct Pool<'a> {
     pub data: &'a Path,
     /// As on the command line.
     pub device: &'a str,
+    pub unsaturated: bool,
     pub jobs: usize,
 }
 
@@ -159,6 +162,7 @@ impl Worker {
     fn start(pool: &Pool) -> Result<Self, WorkerError> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("--data").arg(pool.data).arg("--device").arg(pool.device).arg("--worker");
+        command.args(pool.unsaturated.then_some("--unsaturated"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let questions = child.stdin.take();
         let (sender, answers) = mpsc::channel();

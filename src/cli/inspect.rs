@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use meganeura::codegen::program::Program;
 use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile};
 use meganeura::plan_cache::{Planned, compile};
-use meganeura::{Dataset, Error, Model, WorkPhase};
+use meganeura::{Dataset, Error, Model, WorkPhase, compile_options, rewrite_graphs};
 use serde_json::{Map, Value, json};
 
 use super::dot::dot;
@@ -42,7 +42,7 @@ pub struct InspectArgs {
     /// Plan for a kind of device instead of the one at hand
     #[arg(long, value_enum, value_name = "KIND", conflicts_with = "device")]
     kind: Option<Kind>,
-    /// Leave out equality saturation
+    /// Leave the graph as the file says: neither composites nor equal graphs that cost less are looked for
     #[arg(long)]
     unsaturated: bool,
     /// With --plan: where the plan came from and how long each stage took, on stderr
@@ -95,6 +95,7 @@ struct View {
 }
 
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+    rewrite_graphs(!args.unsaturated);
     let model = match (args.objective.given()?, args.outputs.as_slice()) {
         (Some(_), []) => args.model.open_to_train()?,
         _ => args.model.open(&args.outputs)?,
@@ -137,10 +138,7 @@ fn compiled(args: &InspectArgs, model: &Model) -> Result<Planned, Failure> {
         (WorkPhase::Inference, None) => model.specialize(&bindings)?.graph,
         _ => model.workload(phase, objective.as_ref(), None, data.as_ref(), &bindings)?.graph,
     };
-    let mut options = CompileOptions { memory_limit: args.recompute.map(|mib| mib << 20), ..CompileOptions::default() };
-    if args.unsaturated {
-        options.saturate = None;
-    }
+    let options = CompileOptions { memory_limit: args.recompute.map(|mib| mib << 20), ..compile_options() };
     Ok(compile(&graph.verify().map_err(Error::from)?, &profile, &options).map_err(Error::from)?)
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use meganeura_autodiff::Optimizer;
+use meganeura_codegen::Program;
 use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::program::{ParameterBinding, Space};
-use meganeura_codegen::{CompileOptions, Program};
 use meganeura_import::{Bindings, Phase};
 use meganeura_ir::{DType, Graph, NodeId, SampleAxis, SampleDependence, Tensor, TensorType, sample_dependence};
 use meganeura_runtime::Session;
@@ -18,6 +18,7 @@ use crate::groups::{Grouping, TrainedGroup};
 use crate::model::Model;
 use crate::objective::Objective;
 use crate::predictor::compile_for;
+use crate::rewriting::compile_options;
 use crate::training_step::Updates;
 
 /// The shapes of a model's inputs, by name.
@@ -113,7 +114,7 @@ impl Compiler {
         bindings.shapes.extend(shapes.clone());
         let graph = self.model.specialize(&bindings)?.graph;
         let samples = output_samples(&graph, &shapes);
-        let program = compile_for(graph, &self.profile, &CompileOptions::default())?;
+        let program = compile_for(graph, &self.profile, &compile_options())?;
         Ok(Arc::new(InferenceProgram { shapes, program, samples }))
     }
 
@@ -129,7 +130,7 @@ impl Compiler {
         let grouping = Grouping { optimizer: key.optimizer, learning_rate: 1.0, groups: &[], no_decay_norms: false };
         let groups = grouping.divide(&trained.iter().map(|name| (name.as_str(), rank(name))).collect::<Vec<_>>())?;
         let updates = Updates { groups: &groups, clip, accumulate: 1, ema: None, loss_scale: None };
-        let program = compile_for(updates.build(forward)?.update, &self.profile, &CompileOptions::default())?;
+        let program = compile_for(updates.build(forward)?.update, &self.profile, &compile_options())?;
         let is_weight = |p: &&ParameterBinding| p.updated && p.region.is_some_and(|r| r.space == Space::Parameters);
         let updated = program.parameters.iter().filter(is_weight).map(|p| p.name.clone()).collect();
         Ok(Arc::new(TrainingProgram { key, program, groups, clip, target, prediction, batch, updated }))

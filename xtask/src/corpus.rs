@@ -11,7 +11,8 @@ const JSON: &str = "docs/coverage.json";
 const MARKDOWN: &str = "docs/COVERAGE.md";
 
 /// Runs all tests and writes `docs/coverage.json` and `docs/COVERAGE.md`, or compares them if `options` hold `--check`.
-/// Options are those of the program `conformance`; with `--filter TEXT` only some tests run, and nothing is written.
+/// Options are those of the program `conformance`; with `--filter TEXT` only some tests run, and nothing is written. With `--unsaturated` graphs
+/// run as the files say: `--check --unsaturated` shows that rewriting changes no outcome.
 pub fn run(workspace: &Workspace, options: &[String]) -> Result<(), XtaskError> {
     vulkan::ensure()?;
     let python = python::ensure(workspace)?;

@@ -38,7 +38,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "corpus",
-        help: "ONNX's backend tests, into docs/; --check compares, --filter TEXT runs some",
+        help: "ONNX's backend tests, into docs/; --check compares, also --unsaturated; --filter TEXT runs some",
         run: corpus::run,
     },
     Task {
