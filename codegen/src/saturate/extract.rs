@@ -40,6 +40,13 @@ struct Switch {
     candidate: usize,
 }
 
+/// Uses that a switch takes and gives, one class each.
+#[derive(Default)]
+struct Changes {
+    acquired: Vec<usize>,
+    released: Vec<usize>,
+}
+
 impl Extraction {
     /// Starts from `nodes`, the input's live nodes, operands first; `roots` are the ids of outputs and updates.
     pub fn new(egraph: &TensorGraph, nodes: &[(NodeId, TensorLang, Id)], roots: &[Id]) -> Self {
@@ -175,41 +182,40 @@ impl Extraction {
     /// Switches if that lowers the cost and makes no cycle.
     fn attempt(&mut self, switches: &[Switch]) -> bool {
         let previous: Vec<Switch> = switches.iter().map(|s| Switch { candidate: self.choice[s.class], ..*s }).collect();
-        if self.switch(switches) >= 0 {
-            self.switch(&previous);
-            return false;
+        let mut changes = Changes::default();
+        if self.switch(switches, &mut changes) < 0 && !self.has_cycle(switches.iter().map(|s| s.class)) {
+            return true;
         }
-        if self.has_cycle(switches.iter().map(|s| s.class)) {
-            previous.iter().for_each(|s| self.choice[s.class] = s.candidate);
-            // Counted uses do not die in a cycle.
-            self.count_uses();
-            return false;
-        }
-        true
+        previous.iter().for_each(|s| self.choice[s.class] = s.candidate);
+        // What died in a cycle still counts as used: uses are what they were, rather than what switching back makes of them.
+        changes.released.iter().for_each(|&class| self.uses[class] += 1);
+        changes.acquired.iter().for_each(|&class| self.uses[class] -= 1);
+        false
     }
 
     /// Switches, and returns by how much the cost changes.
-    fn switch(&mut self, switches: &[Switch]) -> i64 {
+    fn switch(&mut self, switches: &[Switch], changes: &mut Changes) -> i64 {
         let previous: Vec<usize> = switches.iter().map(|s| self.choice[s.class]).collect();
         let mut change = 0;
         for s in switches {
             change += self.candidates[s.class][s.candidate].cost as i64;
-            change += self.acquire(self.candidates[s.class][s.candidate].operands.clone());
+            change += self.acquire(self.candidates[s.class][s.candidate].operands.clone(), &mut changes.acquired);
         }
         for s in switches {
             self.choice[s.class] = s.candidate;
         }
         for (s, &candidate) in switches.iter().zip(&previous) {
             change -= self.candidates[s.class][candidate].cost as i64;
-            change -= self.release(self.candidates[s.class][candidate].operands.clone());
+            change -= self.release(self.candidates[s.class][candidate].operands.clone(), &mut changes.released);
         }
         change
     }
 
-    /// Adds one use of each class; returns the cost of what comes alive.
-    fn acquire(&mut self, mut classes: Vec<usize>) -> i64 {
+    /// Adds one use of each class, and of what that brings to life; returns the cost of the latter. `acquired` gets every use.
+    fn acquire(&mut self, mut classes: Vec<usize>, acquired: &mut Vec<usize>) -> i64 {
         let mut cost = 0;
         while let Some(class) = classes.pop() {
+            acquired.push(class);
             self.uses[class] += 1;
             if self.uses[class] == 1 {
                 cost += self.chosen(class).cost as i64;
@@ -219,10 +225,11 @@ impl Extraction {
         cost
     }
 
-    /// Takes one use from each class; returns the cost of what dies.
-    fn release(&mut self, mut classes: Vec<usize>) -> i64 {
+    /// Takes one use from each class, and from what that kills; returns the cost of the latter. `released` gets every use.
+    fn release(&mut self, mut classes: Vec<usize>, released: &mut Vec<usize>) -> i64 {
         let mut cost = 0;
         while let Some(class) = classes.pop() {
+            released.push(class);
             self.uses[class] -= 1;
             if self.uses[class] == 0 {
                 cost += self.chosen(class).cost as i64;
@@ -234,7 +241,7 @@ impl Extraction {
 
     fn count_uses(&mut self) {
         self.uses.fill(0);
-        self.acquire(self.roots.clone());
+        self.acquire(self.roots.clone(), &mut Vec::new());
     }
 
     /// Whether the chosen nodes form a cycle that `from` reach.
