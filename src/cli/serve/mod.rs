@@ -4,6 +4,7 @@ mod batching;
 mod compiler;
 #[cfg(test)]
 mod faults;
+mod refusals;
 mod served;
 
 use std::net::SocketAddr;
@@ -174,8 +175,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     for address in server.addresses() {
         eprintln!("serving at http://{address}");
     }
-    server.run();
-    Ok(())
+    server.run().map_err(|error| Failure { message: error.to_string(), code: FAILED })
 }
 
 fn failure(error: ServeError<LoadError>) -> Failure {
