@@ -132,10 +132,10 @@ fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
         refused(&format!("{DIGITS}/train"), &request, told);
     }
     let inputs = json!([
-        { "name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3] },
-        { "name": "h", "datatype": "FP16", "shape": [1, 2, 2], "data": [1, 2, 3, 4] },
-        { "name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2] },
-        { "name": "on", "datatype": "BOOL", "shape": [1], "data": [true] },
+        { "name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6] },
+        { "name": "h", "datatype": "FP16", "shape": [2, 2, 2], "data": [1, 2, 3, 4, 5, 6, 7, 8] },
+        { "name": "ids", "datatype": "INT64", "shape": [2, 2], "data": [1, 2, 3, 4] },
+        { "name": "on", "datatype": "BOOL", "shape": [2], "data": [true, false] },
     ]);
     refused("/v2/models/mixed/train", &with("/inputs", inputs), "output is missing: the model has several, y, halved, next, off");
     server.post(&format!("{DIGITS}/train"), &request);

@@ -69,6 +69,7 @@ impl Page {
             page.command(&format!("{domain}.enable"), json!({}));
         }
         page.command("Page.navigate", json!({ "url": format!("http://{address}/") }));
+        page.until("location.protocol === 'http:' && document.readyState === 'complete'");
         page
     }
 
