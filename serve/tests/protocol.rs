@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Client, INFER, Running, infer_body};
+use common::{Client, INFER, Running, Work, infer_body};
 use meganeura_serve::Options;
 use serde_json::json;
 
@@ -268,6 +268,33 @@ fn training_goes_through_the_engine() {
     assert_eq!(server.post("/v2/models/fake/train", &train_body("other", 1)).status, 400);
     assert_eq!(server.post("/v2/models/fake/train", &train_body("mse", 11)).status, 400);
     assert_eq!(server.get("/v2/models/fake/curves").json()["loss"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn between_two_batches_that_wait_there_is_one_piece_of_training() {
+    const REQUESTS: usize = 20;
+    let server = Running::start(Options { max_train_steps: 100, max_batch: 1, ..Options::default() });
+    server.knobs.held.store(true, Ordering::Release);
+    let until = |reached: &dyn Fn() -> bool| {
+        let started = Instant::now();
+        while !reached() {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.post("/v2/models/fake/train", &train_body("mse", 100)));
+        until(&|| !server.knobs.work.lock().unwrap().is_empty());
+        for _ in 0..REQUESTS {
+            scope.spawn(|| assert_eq!(server.post(INFER, &infer_body(1, 1, 1.0)).status, 200));
+        }
+        until(&|| server.metric("meganeura_queue_requests") as usize == REQUESTS);
+        server.knobs.held.store(false, Ordering::Release);
+    });
+    let work = server.knobs.work.lock().unwrap().clone();
+    // The first piece was on its way before there were requests.
+    let expected = [Work::Piece, Work::Batch].repeat(REQUESTS);
+    assert_eq!(work.get(1..=expected.len()), Some(&expected[..]));
 }
 
 #[test]

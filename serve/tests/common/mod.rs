@@ -6,7 +6,7 @@ pub mod client;
 pub mod hostile;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -29,12 +29,31 @@ pub struct Knobs {
     pub failures: AtomicUsize,
     /// Whether the next execution panics.
     pub panics: AtomicBool,
+    /// While it is set, executions and pieces of training do not end.
+    pub held: AtomicBool,
+    /// What the engine had run, in order.
+    pub work: Mutex<Vec<Work>>,
     /// How many numbers a sample of `y` has, where that is not 0.
     pub long: AtomicUsize,
     pub checkpoints: AtomicUsize,
     /// Checkpoints that are being written, and the most that ever were.
     pub writers: AtomicUsize,
     pub most_writers: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Batch,
+    Piece,
+}
+
+impl Knobs {
+    fn begin(&self, work: Work) {
+        self.work.lock().expect("no test panics here").push(work);
+        while self.held.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Doubles `x`, counts `ids` up by one, and inverts `on`; every sample for itself.
@@ -98,6 +117,7 @@ impl Served for Fake {
     }
 
     fn run(&mut self, inputs: &[Tensor]) -> Result<Answer, Refusal> {
+        self.knobs.begin(Work::Batch);
         let slow = self.knobs.slow.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(slow));
         if self.knobs.failures.load(Ordering::Relaxed) > 0 {
@@ -141,6 +161,7 @@ impl Served for Fake {
     }
 
     fn train(&mut self, _: &Wake) -> Result<Progress, Refusal> {
+        self.knobs.begin(Work::Piece);
         let Some((job, losses)) = &mut self.job else { return Err(Refusal::internal("no job")) };
         losses.push(1.0 / (losses.len() + 1) as f64);
         let loss = losses.last().copied();
