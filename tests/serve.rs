@@ -149,6 +149,38 @@ fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_runs_out_is_503_and_smaller_requests_go_on() {
+    if !common::device().info().is_software() {
+        eprintln!("skipped: the memory of this device cannot be limited");
+        return;
+    }
+    let model = fixture("digits-cnn.onnx");
+    let arguments = [text(&model), "--max-batch", "24000"];
+    let infer = |server: &Serving, samples: usize| {
+        let data: Vec<usize> = (0..samples * 64).map(|i| i % 7).collect();
+        let image = json!({ "name": "image", "datatype": "FP32", "shape": [samples, 1, 8, 8], "data": data });
+        server.request("POST", &format!("{DIGITS}/infer"), &json!({ "inputs": [image] }))
+    };
+    let unlimited = Serving::start_within(None, &arguments);
+    let (status, expected) = infer(&unlimited, 4);
+    assert_eq!(status, 200, "{expected}");
+    let server = Serving::start_within(Some(unlimited.peak() + (128 << 10)), &arguments);
+    let mut refused = 0;
+    for samples in [200, 8_000, 24_000, 24_000] {
+        let (status, body) = infer(&server, samples);
+        if status != 200 {
+            assert_eq!((status, samples > 200), (503, true), "{samples}: {body}");
+            assert!(body["error"].as_str().unwrap().contains("memory"), "{body}");
+            refused += 1;
+        }
+        let (status, body) = infer(&server, 4);
+        assert_eq!((status, &body["outputs"]), (200, &expected["outputs"]), "{body}");
+    }
+    assert!(refused >= 2);
+}
+
 #[test]
 fn what_the_operator_gets_wrong_is_said_at_the_start() {
     let model = fixture("digits-cnn.onnx");

@@ -16,12 +16,20 @@ pub struct Serving {
 impl Serving {
     /// Serves what the arguments say, at a port that is free.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_meganeura"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::spawn(&mut Command::new(env!("CARGO_BIN_EXE_meganeura")), arguments)
+    }
+
+    /// As [`Serving::start`], with so many kilobytes of addresses. The C library sets none aside for threads, so that peaks can be compared.
+    #[cfg(target_os = "linux")]
+    pub fn start_within(kilobytes: Option<u64>, arguments: &[&str]) -> Self {
+        let limit = kilobytes.map_or("unlimited".into(), |kilobytes| kilobytes.to_string());
+        let limited = format!("ulimit -v {limit} && MALLOC_ARENA_MAX=1 exec \"$0\" \"$@\"");
+        Self::spawn(Command::new("sh").args(["-c", &limited, env!("CARGO_BIN_EXE_meganeura")]), arguments)
+    }
+
+    fn spawn(command: &mut Command, arguments: &[&str]) -> Self {
+        let command = command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut seen = Vec::new();
         let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
@@ -32,6 +40,14 @@ impl Serving {
         // Whatever comes later is read, so that the server does not wait for it.
         std::thread::spawn(move || lines.for_each(drop));
         Serving { child, address: address.unwrap_or_else(|| panic!("it does not serve:\n{}", seen.join("\n"))) }
+    }
+
+    /// The most kilobytes of addresses that it had.
+    #[cfg(target_os = "linux")]
+    pub fn peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
+        peak.split_whitespace().next().unwrap().parse().unwrap()
     }
 
     /// The status and the JSON of a request; `Null` where there is none.
