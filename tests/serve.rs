@@ -143,7 +143,9 @@ fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
     for path in ["checkpoint", "rollback"] {
         let (status, body) = server.request("POST", &format!("{DIGITS}/{path}"), &json!({ "path": "../../x" }));
         match path {
-            "checkpoint" => assert!(status == 501 && body["error"].as_str().unwrap().contains("folder for checkpoints"), "{body}"),
+            "checkpoint" => {
+                assert!(status == 501 && body["error"].as_str().unwrap().contains("folder for checkpoints"), "{body}")
+            }
             _ => assert_eq!((status, &body["weight_version"]), (200, &json!(2)), "{body}"),
         }
     }

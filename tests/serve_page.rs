@@ -155,7 +155,8 @@ impl Page {
     }
 
     fn points(&mut self, curve: &str) -> u64 {
-        let count = format!("document.querySelector('#{curve} polyline').getAttribute('points').split(' ').filter(p => p).length");
+        let count =
+            format!("document.querySelector('#{curve} polyline').getAttribute('points').split(' ').filter(p => p).length");
         self.value(&count).as_u64().unwrap()
     }
 }
@@ -196,7 +197,9 @@ fn a_person_sees_models_tries_them_and_watches_them_learn() {
     assert_eq!(page.shown("next"), "2, 3, 4, -3");
     assert_eq!(page.shown("off"), "false, true");
     assert_eq!(page.shown("y").as_str().unwrap().split(", ").count(), 2 * 5);
-    page.value("[...document.querySelectorAll('#inputs button')].filter(b => b.textContent === 'random').forEach(b => b.click())");
+    page.value(
+        "[...document.querySelectorAll('#inputs button')].filter(b => b.textContent === 'random').forEach(b => b.click())",
+    );
     page.run();
     page.until("document.querySelector('#latency polyline').getAttribute('points').split(' ').length === 2");
     assert!(page.value("Number($('latency-now').textContent)").as_f64().unwrap() > 0.0);
@@ -240,6 +243,7 @@ fn the_page_asks_for_the_token_and_shows_what_is_refused() {
     let told = page.value("document.querySelector('#answer > .error').textContent");
     assert!(told.as_str().unwrap().contains("input \"x\" of shape [2,3] has 6 elements, its data 3"), "{told}");
     // The browser itself tells of answers that are no success.
-    let errors: Vec<&String> = page.errors.iter().filter(|error| !error.contains("the server responded with a status of 40")).collect();
+    let errors: Vec<&String> =
+        page.errors.iter().filter(|error| !error.contains("the server responded with a status of 40")).collect();
     assert!(errors.is_empty(), "{errors:?}");
 }

@@ -38,7 +38,9 @@ pub(crate) fn number(dtype: DType) -> i32 {
 pub(crate) fn parse(place: &str, name: &str) -> Result<DType, Refusal> {
     match DATATYPES.into_iter().find(|(_, known, _)| *known == name) {
         Some((dtype, ..)) => Ok(dtype),
-        None if name == "BYTES" => Err(Refusal::invalid(format!("{place}: datatype BYTES is not supported: models take numbers"))),
+        None if name == "BYTES" => {
+            Err(Refusal::invalid(format!("{place}: datatype BYTES is not supported: models take numbers")))
+        }
         None => {
             let known: Vec<&str> = DATATYPES.iter().map(|(_, name, _)| *name).collect();
             let shown: String = name.chars().take(32).collect();

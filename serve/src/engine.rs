@@ -327,12 +327,10 @@ impl Engine {
                 }
             }
             Message::Train { model, job, reply } => self.queue_training(model, job, reply),
-            Message::Checkpoint { model, reply } => {
-                match self.models.get_mut(model).and_then(|model| model.saving.as_mut()) {
-                    Some(waiting) => waiting.push(reply),
-                    None => self.save(model, vec![reply]),
-                }
-            }
+            Message::Checkpoint { model, reply } => match self.models.get_mut(model).and_then(|model| model.saving.as_mut()) {
+                Some(waiting) => waiting.push(reply),
+                None => self.save(model, vec![reply]),
+            },
             Message::Saved(model) => {
                 let waiting = self.models.get_mut(model).and_then(|model| model.saving.take());
                 self.save(model, waiting.unwrap_or_default());

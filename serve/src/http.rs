@@ -378,7 +378,12 @@ pub(crate) fn parse_input(place: &str, input: &TensorJson, rest: &mut &[u8], max
     }
 }
 
-fn write_response(model: &str, response: InferResponse, wanted: &Wanted, packing: Option<Packing>) -> Answered<(HeaderMap, Bytes)> {
+fn write_response(
+    model: &str,
+    response: InferResponse,
+    wanted: &Wanted,
+    packing: Option<Packing>,
+) -> Answered<(HeaderMap, Bytes)> {
     let mut binary = Vec::new();
     let mut outputs = Vec::with_capacity(response.outputs.len());
     for (name, tensor) in &response.outputs {

@@ -318,7 +318,17 @@ pub(crate) struct Data<'a>(pub &'a Tensor);
 impl Data<'_> {
     /// JSON has no words for these.
     pub fn holds_non_finite(&self) -> bool {
-        self.0.dtype().is_float() && self.0.to_f64_vec().iter().any(|v| !v.is_finite())
+        fn any<const N: usize>(bytes: &[u8], finite: impl Fn([u8; N]) -> bool) -> bool {
+            !bytes.as_chunks::<N>().0.iter().all(|chunk| finite(*chunk))
+        }
+        let bytes = self.0.bytes();
+        match self.0.dtype() {
+            DType::F32 => any(bytes, |b| f32::from_le_bytes(b).is_finite()),
+            DType::F16 => any(bytes, |b| f16::from_le_bytes(b).is_finite()),
+            DType::BF16 => any(bytes, |b| bf16::from_le_bytes(b).is_finite()),
+            DType::F64 => any(bytes, |b| f64::from_le_bytes(b).is_finite()),
+            _ => false,
+        }
     }
 }
 
@@ -376,6 +386,15 @@ mod tests {
     }
 
     #[test]
+    fn what_json_cannot_say_is_found_in_every_float() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            for (value, finite) in [(1.0, true), (f64::NAN, false), (f64::INFINITY, false)] {
+                assert_eq!(Data(&Tensor::from_f64(dtype, [2], &[0.0, value])).holds_non_finite(), !finite, "{dtype} {value}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_field() {
         let message = |text: &str| super::parse::<InferRequestJson>(text.as_bytes()).unwrap_err().message;
         for (text, place) in [
@@ -394,8 +413,7 @@ mod tests {
     fn lists_are_bounded_before_they_are_in_memory() {
         let parsed = |text: String| super::parse::<InferRequestJson>(text.as_bytes()).map(drop).map_err(|e| e.message);
         let list = |entry: &str, count: usize| vec![entry; count].join(",");
-        let parameters =
-            |count: usize| (0..count).map(|i| format!("\"p{i}\":{i}")).collect::<Vec<_>>().join(",");
+        let parameters = |count: usize| (0..count).map(|i| format!("\"p{i}\":{i}")).collect::<Vec<_>>().join(",");
         for count in [MAX_ENTRIES, MAX_ENTRIES + 1] {
             let tensor = |shape: &str| format!(r#"{{"name":"x","shape":[{shape}],"datatype":"FP32"}}"#);
             for text in [

@@ -116,7 +116,10 @@ fn pages_of_other_sites_cannot_post() {
         server.client().request(method, path, &[("Sec-Fetch-Site", site)], infer_body(1, 1, 1.0).as_bytes()).status
     };
     for path in [INFER, "/v2/models/fake/rollback"] {
-        assert_eq!(["cross-site", "same-site", "same-origin", "none"].map(|site| status("POST", path, site)), [403, 403, 200, 200]);
+        assert_eq!(
+            ["cross-site", "same-site", "same-origin", "none"].map(|site| status("POST", path, site)),
+            [403, 403, 200, 200]
+        );
     }
     assert_eq!(status("GET", "/", "cross-site"), 200);
 }

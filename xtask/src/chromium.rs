@@ -8,10 +8,8 @@ use crate::system;
 /// Its names on various systems.
 const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 /// Where Apple's systems have it.
-const APPLICATIONS: [&str; 2] = [
-    "/Applications/Chromium.app/Contents/MacOS/Chromium",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-];
+const APPLICATIONS: [&str; 2] =
+    ["/Applications/Chromium.app/Contents/MacOS/Chromium", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"];
 
 /// The program of a Chromium that runs.
 pub fn ensure() -> Result<PathBuf, XtaskError> {

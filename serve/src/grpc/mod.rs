@@ -389,10 +389,7 @@ fn typed(place: &str, dtype: DType, contents: &InferTensorContents) -> Answered<
         DType::F32 => collect(&c.fp32_contents, |v| Some(v.to_le_bytes())),
         DType::F64 => collect(&c.fp64_contents, |v| Some(v.to_le_bytes())),
         DType::F16 | DType::BF16 => {
-            return Err(Refusal::invalid(format!(
-                "{place}: {} has no typed contents, send raw ones",
-                datatype::name(dtype)
-            )));
+            return Err(Refusal::invalid(format!("{place}: {} has no typed contents, send raw ones", datatype::name(dtype))));
         }
     };
     bytes.ok_or_else(|| Refusal::invalid(format!("{place} holds values outside the range of {}", datatype::name(dtype))))

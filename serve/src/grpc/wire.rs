@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn damaged_messages_are_refused() {
-        for message in [&[0x2a][..], &[0x2a, 5, 0], &[0x2a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], &[7], &[0]] {
+        for message in [&[0x2a][..], &[0x2a, 5, 0], &[0x2a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], &[7], &[0]]
+        {
             assert!(check(message, 1 << 20).is_err(), "{message:?}");
         }
         assert!(check(&[], 1 << 20).is_ok());

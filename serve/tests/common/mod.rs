@@ -6,14 +6,14 @@ pub mod client;
 pub mod hostile;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use meganeura_serve::{
-    Answer, AxisSize, Checkpoint, DType, EngineFailed, ModelCard, Options, Output, Preparation, Progress, Refusal, Rollback, SampleAxis,
-    Served, Server, Shape, Stop, Tensor, TensorCard, TensorType, TrainJob, TrainOutcome, Wake,
+    Answer, AxisSize, Checkpoint, DType, EngineFailed, ModelCard, Options, Output, Preparation, Progress, Refusal, Rollback,
+    SampleAxis, Served, Server, Shape, Stop, Tensor, TensorCard, TensorType, TrainJob, TrainOutcome, Wake,
 };
 
 pub use client::{Client, Reply};

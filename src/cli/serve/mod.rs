@@ -71,7 +71,7 @@ struct NetworkArgs {
     /// Bytes of one body
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     max_body: usize,
-    /// Bytes of all bodies that are being served
+    /// Bytes of all bodies that are being served, and of answers on their way
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_size)]
     max_memory: usize,
     /// Requests that wait; more get 429

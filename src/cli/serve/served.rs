@@ -61,7 +61,8 @@ impl LiveModel {
         {
             live.install(compilation.run()?);
         }
-        let mut model = LiveModel { card, live, compiler, failures: BTreeMap::new(), waiting: None, training_failure: None, jobs: 0 };
+        let mut model =
+            LiveModel { card, live, compiler, failures: BTreeMap::new(), waiting: None, training_failure: None, jobs: 0 };
         if let Some(one) = trial.one {
             model.warm(&one, max_batch)?;
         }
@@ -209,7 +210,9 @@ impl Served for LiveModel {
         }
         if !self.live.is_training() {
             // An inference lost the device, or a rollback failed half-way.
-            return Err(Refusal::unavailable("the job was given up, because the device failed; the weights are those from before"));
+            return Err(Refusal::unavailable(
+                "the job was given up, because the device failed; the weights are those from before",
+            ));
         }
         let before = self.live.losses().len();
         match self.live.advance().map_err(refusal)? {
