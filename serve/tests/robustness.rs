@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Read;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -68,30 +69,38 @@ fn a_body_in_tiny_chunks_takes_no_more_memory_than_another() {
 #[test]
 fn clients_that_do_not_read_cannot_fill_the_memory() {
     const LONG: usize = 8 << 20;
-    let header_timeout = Duration::from_millis(500);
-    let server = Running::start(Options { max_memory: 2 * LONG + (1 << 20), header_timeout, ..Options::default() });
-    server.knobs.long.store(LONG, Ordering::Relaxed);
     let mut request: Value = serde_json::from_str(&infer_body(1, 1, 1.0)).unwrap();
     request["parameters"] = json!({ "binary_data_output": true });
     let body = request.to_string();
-    let mut deaf = server.client();
-    deaf.send(format!("POST {INFER} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
-    let mut bytes = [0; 12];
-    std::io::Read::read_exact(&mut deaf.0, &mut bytes).unwrap();
-    assert_eq!(&bytes, b"HTTP/1.1 200");
-    let refused = server.post(INFER, &body);
-    assert_eq!(refused.status, 429, "{}", refused.text());
-    // The connection that does not move is closed, and its memory is free again.
-    let started = Instant::now();
-    let answered = loop {
-        let reply = server.post(INFER, &body);
-        if reply.status != 429 {
-            break reply;
-        }
-        assert!(started.elapsed() < Duration::from_secs(30));
-        std::thread::sleep(Duration::from_millis(50));
+    let deaf = |header_timeout: Duration| {
+        let server = Running::start(Options { max_memory: 3 * LONG, header_timeout, ..Options::default() });
+        server.knobs.long.store(LONG, Ordering::Relaxed);
+        let mut client = server.client();
+        client.send(format!("POST {INFER} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+        let mut bytes = [0; 12];
+        client.0.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"HTTP/1.1 200");
+        (server, client)
     };
-    assert_eq!((answered.status, answered.body.len() > 2 * LONG), (200, true));
+    let answered = |server: &Running| {
+        let started = Instant::now();
+        loop {
+            let reply = server.post(INFER, &body);
+            if reply.status != 429 {
+                assert_eq!((reply.status, reply.body.len() > 2 * LONG), (200, true));
+                return;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let (server, client) = deaf(Duration::from_secs(60));
+    assert_eq!(server.post(INFER, &body).status, 429);
+    drop(client);
+    answered(&server);
+    // A connection that does not move is closed.
+    let (server, _client) = deaf(Duration::from_millis(500));
+    answered(&server);
 }
 
 #[test]
