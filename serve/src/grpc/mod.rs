@@ -130,8 +130,9 @@ impl Call {
         A: Message + Default + Send + 'static,
         F: Future<Output = Answered<A>> + Send + 'static,
     {
-        let (ended, outcome) = tokio::sync::oneshot::channel::<Result<(), Refusal>>();
-        let unary = Unary { state: Some((self.frontend.clone(), answer, ended)), message: std::marker::PhantomData };
+        let (ended, outcome) = tokio::sync::oneshot::channel::<Answered<()>>();
+        let pending = Some(Pending { frontend: self.frontend.clone(), handler: answer, ended });
+        let unary = Unary { pending, message: std::marker::PhantomData };
         let mut grpc = tonic::server::Grpc::new(ProstCodec::<A, Q>::default())
             .max_decoding_message_size(self.frontend.options.max_body)
             .max_encoding_message_size(usize::MAX);
@@ -153,15 +154,23 @@ impl Call {
 
 /// A handler as tonic takes it.
 struct Unary<H, Q> {
-    state: Option<(Arc<Frontend>, H, tokio::sync::oneshot::Sender<Result<(), Refusal>>)>,
+    pending: Option<Pending<H>>,
     message: std::marker::PhantomData<fn(Q)>,
+}
+
+/// A call that is not answered yet.
+struct Pending<H> {
+    frontend: Arc<Frontend>,
+    handler: H,
+    /// Gets what comes of it.
+    ended: tokio::sync::oneshot::Sender<Answered<()>>,
 }
 
 impl<H, Q, A, F> tower::Service<tonic::Request<Q>> for Unary<H, Q>
 where
     H: FnOnce(Arc<Frontend>, Q) -> F + Send + 'static,
     F: Future<Output = Answered<A>> + Send + 'static,
-    Q: 'static,
+    Q: Send + 'static,
     A: Message + 'static,
 {
     type Response = tonic::Response<A>;
@@ -173,12 +182,11 @@ where
     }
 
     fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
-        let state = self.state.take().map(|(frontend, handler, ended)| {
-            let answer = handler(frontend.clone(), request.into_inner());
-            (frontend, answer, ended)
-        });
+        let pending = self.pending.take();
         Box::pin(async move {
-            let Some((frontend, answer, ended)) = state else { return Err(Status::internal("a call is answered once")) };
+            let once = || Status::internal("a call is answered once");
+            let Pending { frontend, handler, ended } = pending.ok_or_else(once)?;
+            let answer = handler(frontend.clone(), request.into_inner());
             let mut memory = Reserved::default();
             let answer = answer.await.and_then(|answer| {
                 frontend.reserve(&mut memory, answer.encoded_len())?;
