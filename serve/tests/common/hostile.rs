@@ -141,7 +141,10 @@ const CHANGES: &[(&str, Change)] = &[
     ("outputs as a string", |_, q| q["outputs"] = json!("y")),
     ("an output twice", |_, q| q["outputs"] = json!([{ "name": "y" }, { "name": "y" }])),
     ("an output very often", |r, q| q["outputs"] = json!(vec![json!({ "name": "y" }); 2_000 + r.below(20_000)])),
-    ("inputs without end", |r, q| q["inputs"] = json!(vec![q["inputs"][0].clone(); 2_000 + r.below(2_000)])),
+    ("inputs without end", |r, q| {
+        let input = json!({ "name": "x", "datatype": "FP32", "shape": [0], "data": [] });
+        q["inputs"] = json!(vec![input; 2_000 + r.below(2_000)]);
+    }),
     ("output without a name", |_, q| q["outputs"] = json!([{}])),
     ("output by classification", |_, q| q["outputs"] = json!([{ "name": "y", "parameters": { "classification": 3 } }])),
     ("binary_data as a string", |_, q| q["outputs"] = json!([{ "name": "y", "parameters": { "binary_data": "yes" } }])),

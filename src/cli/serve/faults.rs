@@ -36,7 +36,7 @@ fn a_job_whose_device_an_inference_loses_is_over() {
     };
     let (sender, woken) = std::sync::mpsc::channel();
     let wake: Wake = Arc::new(move || sender.send(()).unwrap());
-    let mut advance = |model: &mut LiveModel| loop {
+    let advance = |model: &mut LiveModel| loop {
         match model.train(&wake) {
             Ok(Progress::Waits) => woken.recv().unwrap(),
             progress => break progress,
