@@ -151,6 +151,29 @@ fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
     }
 }
 
+#[test]
+fn requests_of_many_sizes_at_once_all_get_their_programs() {
+    let model = fixture("serve/sequence.onnx");
+    let server = Serving::start(&[text(&model), "--max-specializations", "4"]);
+    let sum = |length: usize| {
+        let x = json!({ "name": "x", "datatype": "FP32", "shape": [1, length, 4], "data": vec![1; length * 4] });
+        let answer = server.post("/v2/models/sequence/infer", &json!({ "inputs": [x] }));
+        serde_json::from_value::<Vec<f64>>(answer["outputs"][0]["data"].clone()).unwrap()
+    };
+    // The model sums over the steps of a sequence, which are all alike.
+    let one = sum(1);
+    std::thread::scope(|scope| {
+        for length in 2..34 {
+            let (sum, one) = (&sum, &one);
+            scope.spawn(move || {
+                for (found, one) in sum(length).iter().zip(one) {
+                    assert!((found - one * length as f64).abs() < 1e-4 * (1.0 + found.abs()), "{length}: {found} {one}");
+                }
+            });
+        }
+    });
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_that_runs_out_is_503_and_smaller_requests_go_on() {
