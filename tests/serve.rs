@@ -2,77 +2,13 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
+use common::serving::Serving;
 use common::{digits, fixture, python};
 use meganeura::{Bindings, Device, DeviceSelector, Model, Tensor};
 use serde_json::{Value, json};
-
-/// A server of its own process.
-struct Serving {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Serving {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_meganeura"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut seen = Vec::new();
-        let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
-            let address = line.strip_prefix("serving at http://").and_then(|address| address.parse().ok());
-            seen.push(line);
-            address
-        });
-        // Whatever comes later is read, so that the server does not wait for it.
-        std::thread::spawn(move || lines.for_each(drop));
-        Serving { child, address: address.unwrap_or_else(|| panic!("it does not serve:\n{}", seen.join("\n"))) }
-    }
-
-    fn request(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        let length = body.len();
-        write!(stream, "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, serde_json::from_str(body).unwrap_or(Value::Null))
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Value {
-        let (status, answer) = self.request("POST", path, body);
-        assert_eq!(status, 200, "{answer}");
-        answer
-    }
-
-    /// Asks it to stop, as a service manager does; whether it ended well.
-    #[cfg(unix)]
-    fn terminate(mut self) -> bool {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        self.child.wait().unwrap().success()
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -145,6 +81,129 @@ fn a_served_model_learns_and_a_restart_serves_what_it_learned() {
     let server = Serving::start(&arguments);
     assert_eq!(outputs(&server.post(&format!("{DIGITS}/infer"), &infer)), learned);
     assert_eq!(server.request("POST", &format!("{DIGITS}/train"), &json!({})).0, 400);
+}
+
+#[test]
+fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
+    let (digits_cnn, mixed) = (fixture("digits-cnn.onnx"), fixture("serve/mixed.onnx"));
+    let server = Serving::start(&[text(&digits_cnn), text(&mixed), "--train-endpoint"]);
+    let (image, label) = digits(2);
+    let request = json!({
+        "inputs": [tensor("image", "FP32", &image)], "targets": tensor("label", "INT64", &label), "loss": "cross_entropy", "lr": 0.1,
+    });
+    let without = |field: &str| {
+        let mut request = request.clone();
+        request.as_object_mut().unwrap().remove(field);
+        request
+    };
+    let with = |place: &str, value: Value| {
+        let mut request = request.clone();
+        match request.pointer_mut(place) {
+            Some(field) => *field = value,
+            None => request[place.trim_start_matches('/')] = value,
+        }
+        request
+    };
+    let targets = |datatype: &str, shape: &[usize], data: Value| {
+        with("/targets", json!({ "name": "t", "datatype": datatype, "shape": shape, "data": data }))
+    };
+    let refused = |path: &str, request: &Value, told: &str| {
+        let (status, body) = server.request("POST", path, request);
+        let error = body["error"].as_str().unwrap_or_default();
+        assert!(status == 400 && error.contains(told) && !error.contains("memory>"), "{told:?}: {status} {body}");
+    };
+    for (request, told) in [
+        (without("inputs"), "missing field `inputs`"),
+        (without("targets"), "targets is missing"),
+        (without("loss"), "missing field `loss`"),
+        (without("lr"), "missing field `lr`"),
+        (with("/loss", json!("hinge")), "loss: there is no loss \"hinge\""),
+        (with("/loss", json!("output")), "targets: the loss \"output\" takes none"),
+        (with("/optimizer", json!("sgdm2")), "optimizer: there is no optimizer \"sgdm2\""),
+        (with("/output", json!("probabilities")), "output: the model has no output \"probabilities\""),
+        (with("/inputs", json!([])), "inputs: \"image\" is missing"),
+        (with("/inputs/0/shape", json!([2, 8, 8])), "inputs: \"image\" has shape [samples,1,8,8], not [2,8,8]"),
+        (with("/inputs/0/datatype", json!("BOOL")), "data of input \"image\""),
+        (targets("INT64", &[2], json!([1, 10])), "targets, sample 1: 10 is not one of the model's 10 classes"),
+        (targets("INT64", &[3], json!([1, 2, 3])), "targets holds 3 samples, inputs: \"image\" holds 2"),
+        (targets("INT64", &[], json!(3)), "targets is a scalar"),
+        (targets("FP32", &[2, 3], json!([0, 0, 0, 0, 0, 0])), "targets: cross_entropy of a prediction"),
+    ] {
+        refused(&format!("{DIGITS}/train"), &request, told);
+    }
+    let inputs = json!([
+        { "name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6] },
+        { "name": "h", "datatype": "FP16", "shape": [2, 2, 2], "data": [1, 2, 3, 4, 5, 6, 7, 8] },
+        { "name": "ids", "datatype": "INT64", "shape": [2, 2], "data": [1, 2, 3, 4] },
+        { "name": "on", "datatype": "BOOL", "shape": [2], "data": [true, false] },
+    ]);
+    refused("/v2/models/mixed/train", &with("/inputs", inputs), "output is missing: the model has several, y, halved, next, off");
+    server.post(&format!("{DIGITS}/train"), &request);
+    // Whatever the bodies of these say, they name no files.
+    for path in ["checkpoint", "rollback"] {
+        let (status, body) = server.request("POST", &format!("{DIGITS}/{path}"), &json!({ "path": "../../x" }));
+        match path {
+            "checkpoint" => {
+                assert!(status == 501 && body["error"].as_str().unwrap().contains("folder for checkpoints"), "{body}")
+            }
+            _ => assert_eq!((status, &body["weight_version"]), (200, &json!(2)), "{body}"),
+        }
+    }
+}
+
+#[test]
+fn requests_of_many_sizes_at_once_all_get_their_programs() {
+    let model = fixture("serve/sequence.onnx");
+    let server = Serving::start(&[text(&model), "--max-specializations", "4"]);
+    let sum = |length: usize| {
+        let x = json!({ "name": "x", "datatype": "FP32", "shape": [1, length, 4], "data": vec![1; length * 4] });
+        let answer = server.post("/v2/models/sequence/infer", &json!({ "inputs": [x] }));
+        serde_json::from_value::<Vec<f64>>(answer["outputs"][0]["data"].clone()).unwrap()
+    };
+    // The model sums over the steps of a sequence, which are all alike.
+    let one = sum(1);
+    std::thread::scope(|scope| {
+        for length in 2..34 {
+            let (sum, one) = (&sum, &one);
+            scope.spawn(move || {
+                for (found, one) in sum(length).iter().zip(one) {
+                    assert!((found - one * length as f64).abs() < 1e-4 * (1.0 + found.abs()), "{length}: {found} {one}");
+                }
+            });
+        }
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_runs_out_is_503_and_smaller_requests_go_on() {
+    if !common::device().info().is_software() {
+        eprintln!("skipped: the memory of this device cannot be limited");
+        return;
+    }
+    let model = fixture("digits-cnn.onnx");
+    let arguments = [text(&model), "--max-batch", "24000"];
+    let infer = |server: &Serving, samples: usize| {
+        let data: Vec<usize> = (0..samples * 64).map(|i| i % 7).collect();
+        let image = json!({ "name": "image", "datatype": "FP32", "shape": [samples, 1, 8, 8], "data": data });
+        server.request("POST", &format!("{DIGITS}/infer"), &json!({ "inputs": [image] }))
+    };
+    let unlimited = Serving::start_within(None, &arguments);
+    let (status, expected) = infer(&unlimited, 4);
+    assert_eq!(status, 200, "{expected}");
+    let server = Serving::start_within(Some(unlimited.peak() + (128 << 10)), &arguments);
+    let mut refused = 0;
+    for samples in [200, 8_000, 24_000, 24_000] {
+        let (status, body) = infer(&server, samples);
+        if status != 200 {
+            assert_eq!((status, samples > 200), (503, true), "{samples}: {body}");
+            assert!(body["error"].as_str().unwrap().contains("memory"), "{body}");
+            refused += 1;
+        }
+        let (status, body) = infer(&server, 4);
+        assert_eq!((status, &body["outputs"]), (200, &expected["outputs"]), "{body}");
+    }
+    assert!(refused >= 2);
 }
 
 #[test]

@@ -137,6 +137,7 @@ def common(api, invalid, not_found):
     refused(not_found, "version", lambda: api.infer("mixed", good, outputs=["y"], model_version="2"))
     refused(invalid, "no input", lambda: api.infer("mixed", {**good, "z": good["x"]}))
     refused(invalid, "no output", lambda: api.infer("mixed", good, outputs=["z"]))
+    refused(invalid, "asked for twice", lambda: api.infer("mixed", good, outputs=["y", "next", "y"]))
     refused(invalid, "is missing", lambda: api.infer("mixed", {"x": good["x"]}))
     refused(invalid, "shape", lambda: api.infer("mixed", {**good, "x": good["x"][:, :2].copy()}))
     refused(invalid, "samples", lambda: api.infer("mixed", {**good, "x": good["x"][:1]}))

@@ -1,65 +1,40 @@
-//! The server trains what it serves: versions of answers, checkpoints under kill -9, the way back, and how long answers take meanwhile.
+//! The server trains what it serves: versions of answers, checkpoints under kill -9, and the way back.
 
 #![cfg(feature = "serve")]
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::http::{answer, post, tensor};
+use common::serving::Serving;
 use common::{digits, fixture};
 use meganeura::live::{DeviceSource, Live, LiveOptions};
 use serde_json::{Value, json};
 
 const MODEL: &str = "/v2/models/digits-cnn";
 
-/// A running server, killed on drop.
-struct Server {
-    child: Child,
-    address: String,
-}
+/// A server that learns.
+struct Server(Serving);
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
-        command.arg("serve").arg(fixture("digits-cnn.onnx")).args(["--listen", "127.0.0.1:0", "--train-endpoint"]).args(flags);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let address = loop {
-            let line = lines.next().expect("the server says where it listens").unwrap();
-            if let Some(address) = line.strip_prefix("serving at http://") {
-                break address.to_string();
-            }
-        };
-        std::thread::spawn(move || lines.for_each(drop));
-        Server { child, address }
+        let model = fixture("digits-cnn.onnx");
+        Server(Serving::start(&[&[model.to_str().unwrap(), "--train-endpoint"], flags].concat()))
     }
 
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        post(&self.address, &format!("{MODEL}{path}"), body).unwrap()
+        self.0.request("POST", &format!("{MODEL}{path}"), body)
     }
 
     fn train(&self, samples: usize, steps: u64, lr: f64) -> Value {
-        let (status, body) = self.post("/train", &training(samples, steps, lr));
-        assert_eq!(status, 200, "{body}");
-        body
+        self.0.post(&format!("{MODEL}/train"), &training(samples, steps, lr))
     }
 
     fn infer(&self) -> (Vec<f32>, u64) {
-        let (status, body) = self.post("/infer", &image());
-        assert_eq!(status, 200, "{body}");
-        answer(&body)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        answer(&self.0.post(&format!("{MODEL}/infer"), &image()))
     }
 }
 
@@ -142,7 +117,7 @@ fn a_kill_during_a_checkpoint_leaves_the_one_before() {
     let mut reached = 0;
     for kill in 0..4u32 {
         let server = Server::start(&flags);
-        let address = server.address.clone();
+        let address = server.0.address.to_string();
         let busy = std::thread::spawn(move || {
             let mut saved = 0;
             while let Ok((200, _)) = post(&address, &format!("{MODEL}/train"), &training(2, 1, 1e-3)) {
@@ -178,50 +153,4 @@ fn a_kill_during_a_checkpoint_leaves_the_one_before() {
 fn newest(folder: &Path) -> u64 {
     let names = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.filter_map(|name| name.strip_prefix("version-")?.strip_suffix(".safetensors")?.parse().ok()).max().unwrap_or(0)
-}
-
-#[test]
-fn latency_while_training_stays_below_twice_idle_and_a_step() {
-    let server = Server::start(&["--max-batch", "4", "--train-share", "0.5"]);
-    let ask = |seconds: u64| {
-        let clients = || {
-            let started = Instant::now();
-            let mut times = Vec::new();
-            while started.elapsed() < Duration::from_secs(seconds) {
-                let asked = Instant::now();
-                server.infer();
-                times.push(asked.elapsed());
-            }
-            times
-        };
-        let mut times: Vec<Duration> = std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..2).map(|_| scope.spawn(clients)).collect();
-            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
-        });
-        times.sort();
-        (times[(times.len() - 1) * 99 / 100], times.len())
-    };
-    // Software devices compile at the first run.
-    server.train(16, 2, 1e-3);
-    ask(1);
-    let mut steps: Vec<Duration> = (0..20)
-        .map(|_| {
-            let started = Instant::now();
-            server.train(16, 1, 1e-3);
-            started.elapsed()
-        })
-        .collect();
-    steps.sort();
-    let (idle, answers) = ask(3);
-    let (training, meanwhile) = std::thread::scope(|scope| {
-        let trained = scope.spawn(|| server.post("/train", &training(16, 1000, 1e-5)));
-        let measured = ask(3);
-        assert!(!trained.is_finished(), "training ended too early");
-        server.post("/rollback", &json!({}));
-        assert_eq!(trained.join().unwrap().0, 503);
-        measured
-    });
-    let step = steps[steps.len() - 1];
-    eprintln!("idle p99 {idle:?} ({answers} answers), while training {training:?} ({meanwhile} answers), a step {step:?}");
-    assert!(training < 2 * idle + step, "{training:?}");
 }

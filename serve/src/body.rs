@@ -12,6 +12,7 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use http_body_util::BodyExt;
 
 use crate::frontend::{Frontend, Reserved};
+use crate::infer::shown;
 use crate::refusal::Refusal;
 
 /// What is read of a body that was refused, so that the client sees the answer instead of a reset.
@@ -20,10 +21,13 @@ const DRAIN_TIME: std::time::Duration = std::time::Duration::from_secs(2);
 /// Answers below this size are not worth packing.
 const MIN_PACKED: usize = 512;
 
+/// Pieces in which a body is unpacked.
+const PIECE: usize = 64 << 10;
+
 /// A body in memory that is accounted for.
 pub(crate) struct Received {
     pub bytes: Bytes,
-    _memory: Vec<Reserved>,
+    _memory: Reserved,
 }
 
 /// Reads and unpacks a body.
@@ -33,7 +37,14 @@ pub(crate) struct Received {
 pub(crate) async fn receive(frontend: &Arc<Frontend>, headers: &HeaderMap, body: Body) -> Result<Received, Refusal> {
     let mut body = body;
     match collect(frontend, headers, &mut body).await {
-        Ok((bytes, memory)) => unpack(frontend, headers, bytes, memory),
+        Ok((bytes, memory)) => match Packing::of_body(headers)? {
+            None => Ok(Received { bytes, _memory: memory }),
+            Some(packing) => {
+                let frontend = frontend.clone();
+                let unpacking = tokio::task::spawn_blocking(move || unpack(&frontend, packing, &bytes, memory));
+                unpacking.await.map_err(|_| Refusal::internal("the body could not be unpacked"))?
+            }
+        },
         Err(refusal) => {
             let _ = tokio::time::timeout(DRAIN_TIME, discard(&mut body)).await;
             Err(refusal)
@@ -50,7 +61,7 @@ async fn discard(body: &mut Body) {
     }
 }
 
-async fn collect(frontend: &Frontend, headers: &HeaderMap, body: &mut Body) -> Result<(Bytes, Vec<Reserved>), Refusal> {
+async fn collect(frontend: &Frontend, headers: &HeaderMap, body: &mut Body) -> Result<(Bytes, Reserved), Refusal> {
     let limit = frontend.options.max_body;
     let too_large = || Refusal::too_large(format!("the body is larger than {limit} bytes"));
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
@@ -58,7 +69,7 @@ async fn collect(frontend: &Frontend, headers: &HeaderMap, body: &mut Body) -> R
         return Err(too_large());
     }
     let read = async {
-        let mut memory = Vec::new();
+        let mut memory = Reserved::default();
         let mut bytes = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| Refusal::invalid("the body ends early or is malformed"))?;
@@ -66,7 +77,7 @@ async fn collect(frontend: &Frontend, headers: &HeaderMap, body: &mut Body) -> R
             if bytes.len() + data.len() > limit {
                 return Err(too_large());
             }
-            memory.push(frontend.reserve(data.len())?);
+            frontend.reserve(&mut memory, bytes.len() + data.len())?;
             bytes.extend_from_slice(&data);
         }
         Ok((bytes.freeze(), memory))
@@ -76,32 +87,45 @@ async fn collect(frontend: &Frontend, headers: &HeaderMap, body: &mut Body) -> R
     tokio::time::timeout(timeout, read).await.unwrap_or_else(|_| Err(slow()))
 }
 
-fn unpack(frontend: &Frontend, headers: &HeaderMap, bytes: Bytes, mut memory: Vec<Reserved>) -> Result<Received, Refusal> {
-    let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?").trim().to_ascii_lowercase());
+fn unpack(frontend: &Frontend, packing: Packing, bytes: &[u8], mut memory: Reserved) -> Result<Received, Refusal> {
     let limit = frontend.options.max_body;
-    let mut read = |from: &mut dyn Read| {
-        let mut unpacked = Vec::new();
-        match from.take(limit as u64 + 1).read_to_end(&mut unpacked) {
-            Ok(_) if unpacked.len() > limit => Err(Refusal::too_large(format!("the unpacked body is larger than {limit} bytes"))),
-            Ok(size) => frontend.reserve(size).map(|reserved| {
-                memory.push(reserved);
-                Bytes::from(unpacked)
-            }),
-            Err(e) => Err(Refusal::invalid(format!("the body cannot be unpacked: {e}"))),
-        }
+    let mut reader: Box<dyn Read + '_> = match packing {
+        Packing::Gzip => Box::new(GzDecoder::new(bytes)),
+        Packing::Deflate => Box::new(ZlibDecoder::new(bytes)),
     };
-    let bytes = match encoding.as_deref() {
-        None | Some("" | "identity") => bytes,
-        Some("gzip" | "x-gzip") => read(&mut GzDecoder::new(bytes.as_ref()))?,
-        Some("deflate") => read(&mut ZlibDecoder::new(bytes.as_ref()))?,
-        Some(other) => {
-            return Err(Refusal::encoding(format!("Content-Encoding {other:?} is unknown; there are gzip and deflate")));
+    let (mut unpacked, mut piece) = (Vec::new(), vec![0; PIECE]);
+    loop {
+        let read = reader.read(&mut piece).map_err(|e| Refusal::invalid(format!("the body cannot be unpacked: {e}")))?;
+        let size = unpacked.len() + read;
+        if size > limit {
+            return Err(Refusal::too_large(format!("the unpacked body is larger than {limit} bytes")));
         }
-    };
-    Ok(Received { bytes, _memory: memory })
+        frontend.reserve(&mut memory, bytes.len() + size)?;
+        match piece.get(..read) {
+            None | Some([]) => return Ok(Received { bytes: unpacked.into(), _memory: memory }),
+            Some(read) => unpacked.extend_from_slice(read),
+        }
+    }
 }
 
-/// How answers may be packed.
+/// Bytes of an answer, and the memory that is set aside for them.
+struct Held {
+    bytes: Bytes,
+    _memory: Arc<Reserved>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// `bytes`, which hold `memory` until the last of them is sent or dropped.
+pub(crate) fn hold(bytes: Bytes, memory: &Arc<Reserved>) -> Bytes {
+    Bytes::from_owner(Held { bytes, _memory: memory.clone() })
+}
+
+/// How bodies and answers may be packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     Gzip,
@@ -113,6 +137,23 @@ impl Packing {
         match self {
             Packing::Gzip => "gzip",
             Packing::Deflate => "deflate",
+        }
+    }
+
+    /// How a body is packed, if it is.
+    ///
+    /// # Errors
+    /// Its coding is unknown.
+    pub fn of_body(headers: &HeaderMap) -> Result<Option<Packing>, Refusal> {
+        let coding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?").trim().to_ascii_lowercase());
+        match coding.as_deref() {
+            None | Some("" | "identity") => Ok(None),
+            Some("gzip" | "x-gzip") => Ok(Some(Packing::Gzip)),
+            Some("deflate") => Ok(Some(Packing::Deflate)),
+            Some(other) => {
+                let coding = shown(other);
+                Err(Refusal::encoding(format!("Content-Encoding {coding:?} is unknown; there are gzip and deflate")))
+            }
         }
     }
 

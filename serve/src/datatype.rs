@@ -34,14 +34,17 @@ pub(crate) fn number(dtype: DType) -> i32 {
     row(dtype).2
 }
 
-pub(crate) fn parse(name: &str) -> Result<DType, Refusal> {
+/// The dtype of that name. `place` is what errors name.
+pub(crate) fn parse(place: &str, name: &str) -> Result<DType, Refusal> {
     match DATATYPES.into_iter().find(|(_, known, _)| *known == name) {
         Some((dtype, ..)) => Ok(dtype),
-        None if name == "BYTES" => Err(Refusal::invalid("datatype BYTES is not supported: models take numbers")),
+        None if name == "BYTES" => {
+            Err(Refusal::invalid(format!("{place}: datatype BYTES is not supported: models take numbers")))
+        }
         None => {
             let known: Vec<&str> = DATATYPES.iter().map(|(_, name, _)| *name).collect();
             let shown: String = name.chars().take(32).collect();
-            Err(Refusal::invalid(format!("datatype {shown:?} is unknown; there are {}", known.join(", "))))
+            Err(Refusal::invalid(format!("{place}: datatype {shown:?} is unknown; there are {}", known.join(", "))))
         }
     }
 }
@@ -53,10 +56,10 @@ mod tests {
     #[test]
     fn every_dtype_has_a_name_of_its_own() {
         for dtype in DType::ALL {
-            assert_eq!(parse(name(dtype)), Ok(dtype));
+            assert_eq!(parse("x", name(dtype)), Ok(dtype));
             assert_ne!(number(dtype), 0);
         }
-        assert!(parse("BYTES").is_err_and(|e| e.message.contains("BYTES")));
-        assert!(parse("fp32").is_err());
+        assert!(parse("x", "BYTES").is_err_and(|e| e.message.contains("BYTES")));
+        assert!(parse("x", "fp32").is_err());
     }
 }

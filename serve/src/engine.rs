@@ -60,6 +60,8 @@ enum Message {
         model: usize,
         reply: ReplyTo<Rollback>,
     },
+    /// The checkpoint of a model that was being written is there, or is not.
+    Saved(usize),
     /// Something that was pending may be there.
     Wake,
     Stop,
@@ -130,7 +132,7 @@ impl EngineHandle {
 }
 
 pub(crate) fn stopped() -> Refusal {
-    Refusal::unavailable("the server is stopping")
+    Refusal::unavailable("the server is stopping, or gave this up")
 }
 
 /// What the engine's thread starts with: models by [`Served`], made on that thread.
@@ -143,7 +145,16 @@ pub(crate) struct Started {
     pub thread: JoinHandle<()>,
 }
 
-/// Starts the thread, and returns once its models are loaded.
+/// Does something when it is dropped, after a panic too.
+struct Finally<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Starts the thread, and returns once its models are loaded. `ended` is called when the thread ends, whatever ends it.
 ///
 /// # Errors
 /// What `load` says; `None` if the thread ended without a word.
@@ -152,12 +163,14 @@ pub(crate) fn start<E: Send + 'static>(
     batching: Batching,
     max_queue: usize,
     metrics: Arc<Metrics>,
+    ended: impl FnMut() + Send + 'static,
 ) -> Result<Started, Option<E>> {
     let (sender, receiver) = channel();
     let queued = Arc::new(AtomicUsize::new(0));
     let handle = EngineHandle { sender: sender.clone(), queued: queued.clone(), max_queue };
     let (loaded, cards) = channel();
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+        let _ended = Finally(ended);
         let models = match load() {
             Ok(models) => models,
             Err(e) => {
@@ -165,14 +178,15 @@ pub(crate) fn start<E: Send + 'static>(
                 return;
             }
         };
+        let waker = sender.clone();
         let wake: Wake = Arc::new(move || {
-            let _ = sender.send(Message::Wake);
+            let _ = waker.send(Message::Wake);
         });
         let cards: Vec<ModelCard> = models.iter().map(|model| model.card()).collect();
         let models = models.into_iter().zip(&cards);
         let models = models.map(|(served, card)| Model::new(served, card.batched)).collect();
         if loaded.send(Ok(cards)).is_ok() {
-            Engine { models, batching, receiver, queued, metrics, wake, stopping: false, next_to_train: 0 }.run();
+            Engine { models, batching, sender, receiver, queued, metrics, wake, stopping: false, next_to_train: 0 }.run();
         }
     });
     let thread = thread.map_err(|_| None)?;
@@ -211,11 +225,14 @@ struct Model {
     expected: usize,
     training: Option<Training>,
     train_queue: VecDeque<(TrainJob, ReplyTo<TrainOutcome>)>,
+    /// While a checkpoint is being written: who wants one of the weights that are served after it.
+    saving: Option<Vec<ReplyTo<Checkpoint>>>,
 }
 
 impl Model {
     fn new(served: Box<dyn Served>, batched: bool) -> Self {
-        Model { served, batched, groups: Vec::new(), expected: 1, training: None, train_queue: VecDeque::new() }
+        let train_queue = VecDeque::new();
+        Model { served, batched, groups: Vec::new(), expected: 1, training: None, train_queue, saving: None }
     }
 
     fn waiting(&self) -> usize {
@@ -231,6 +248,8 @@ impl Model {
 struct Engine {
     models: Vec<Model>,
     batching: Batching,
+    /// For threads that the engine starts.
+    sender: Sender<Message>,
     receiver: Receiver<Message>,
     queued: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
@@ -308,18 +327,13 @@ impl Engine {
                 }
             }
             Message::Train { model, job, reply } => self.queue_training(model, job, reply),
-            Message::Checkpoint { model, reply } => {
-                let Some(model) = self.models.get_mut(model) else { return };
-                match model.served.checkpoint() {
-                    Ok(write) => {
-                        std::thread::spawn(move || {
-                            let _ = reply.send(write());
-                        });
-                    }
-                    Err(refusal) => {
-                        let _ = reply.send(Err(refusal));
-                    }
-                }
+            Message::Checkpoint { model, reply } => match self.models.get_mut(model).and_then(|model| model.saving.as_mut()) {
+                Some(waiting) => waiting.push(reply),
+                None => self.save(model, vec![reply]),
+            },
+            Message::Saved(model) => {
+                let waiting = self.models.get_mut(model).and_then(|model| model.saving.take());
+                self.save(model, waiting.unwrap_or_default());
             }
             Message::Rollback { model, reply } => {
                 let Some(model) = self.models.get_mut(model) else { return };
@@ -349,6 +363,29 @@ impl Engine {
                     }
                 }
             }
+        }
+    }
+
+    /// Has a checkpoint written on a thread of its own, one at a time, for all who wait for it.
+    fn save(&mut self, m: usize, replies: Vec<ReplyTo<Checkpoint>>) {
+        let Some(model) = self.models.get_mut(m).filter(|_| !replies.is_empty()) else { return };
+        let answer = |replies: Vec<ReplyTo<Checkpoint>>, result: Result<Checkpoint, Refusal>| {
+            for reply in replies {
+                // Whoever does not wait any more has gone away.
+                let _ = reply.send(result.clone());
+            }
+        };
+        let write = match model.served.checkpoint() {
+            Ok(write) => write,
+            Err(refusal) => return answer(replies, Err(refusal)),
+        };
+        let sender = self.sender.clone();
+        let writer = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            let _saved = Finally(|| drop(sender.send(Message::Saved(m))));
+            answer(replies, write());
+        });
+        if writer.is_ok() {
+            model.saving = Some(Vec::new());
         }
     }
 

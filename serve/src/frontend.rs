@@ -27,8 +27,9 @@ pub(crate) struct Frontend {
     draining: AtomicBool,
 }
 
-/// Memory for a body, until it is dropped.
-pub(crate) struct Reserved(#[expect(dead_code, reason = "held for its Drop")] Option<OwnedSemaphorePermit>);
+/// Memory for a body or an answer, until it is dropped.
+#[derive(Default)]
+pub(crate) struct Reserved(Option<OwnedSemaphorePermit>);
 
 impl Frontend {
     pub fn new(options: Options, cards: Vec<ModelCard>, engine: EngineHandle, metrics: Arc<Metrics>) -> Self {
@@ -54,19 +55,25 @@ impl Frontend {
         self.cards.get(model).ok_or_else(|| Refusal::internal("a model without number"))
     }
 
-    /// Sets memory for a body aside.
+    /// Makes `reserved` hold `bytes` at least.
     ///
     /// # Errors
-    /// All of it is in use.
-    pub fn reserve(&self, bytes: usize) -> Result<Reserved, Refusal> {
-        let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX);
-        match units {
-            0 => Ok(Reserved(None)),
-            units => match self.memory.clone().try_acquire_many_owned(units) {
-                Ok(permit) => Ok(Reserved(Some(permit))),
-                Err(_) => Err(Refusal::busy("the memory for requests is in use; try again later")),
-            },
+    /// All memory is in use.
+    pub fn reserve(&self, reserved: &mut Reserved, bytes: usize) -> Result<(), Refusal> {
+        let held = reserved.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = bytes.div_ceil(MEMORY_UNIT).saturating_sub(held);
+        if more == 0 {
+            return Ok(());
         }
+        let units = u32::try_from(more).unwrap_or(u32::MAX);
+        let Ok(permit) = self.memory.clone().try_acquire_many_owned(units) else {
+            return Err(Refusal::busy("the memory for requests and answers is in use; try again later"));
+        };
+        match &mut reserved.0 {
+            Some(held) => held.merge(permit),
+            none => *none = Some(permit),
+        }
+        Ok(())
     }
 
     /// Whether a request may pass.

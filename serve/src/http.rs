@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{self, HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -15,10 +15,10 @@ use bytes::Bytes;
 use meganeura_ir::Tensor;
 use serde_json::{Value, json};
 
-use crate::body::{Packing, Received, receive};
+use crate::body::{Packing, Received, hold, receive};
 use crate::describe;
-use crate::frontend::{Frontend, VERSION};
-use crate::infer::{InferRequest, InferResponse};
+use crate::frontend::{Frontend, Reserved, VERSION};
+use crate::infer::{InferRequest, InferResponse, place_of};
 use crate::json::{Data, InferRequestJson, TensorJson, flag, number, parse_tensor, tensor_type};
 use crate::log::log;
 use crate::refusal::Refusal;
@@ -32,7 +32,7 @@ pub(crate) const WEIGHT_VERSION: &str = "weight-version";
 /// What needs no token: it tells nothing of the models.
 const OPEN: [&str; 2] = ["/", "/v2/health/live"];
 
-/// JSON above this size is parsed beside the threads that serve connections.
+/// JSON above this size is parsed, and an answer with more bytes of tensors is written, beside the threads that serve connections.
 const PARSE_ASIDE: usize = 256 << 10;
 
 pub(crate) type Shared = State<Arc<Frontend>>;
@@ -40,7 +40,11 @@ pub(crate) type Answered<T = Response> = Result<T, Refusal>;
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
+        let fault = Fault::of(&self);
         let mut response = (self.kind.status(), axum::Json(json!({ "error": self.message }))).into_response();
+        if let Some(fault) = fault {
+            response.extensions_mut().insert(fault);
+        }
         if self.kind.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -94,7 +98,8 @@ async fn around(State(frontend): Shared, request: Request, next: Next) -> Respon
     let (method, path) = (request.method().clone(), crate::infer::shown(request.uri().path()));
     let open = OPEN.contains(&path.as_str());
     let authorized = if open { Ok(()) } else { frontend.authorize(request.headers()) };
-    let response = match authorized {
+    let allowed = authorized.and_then(|()| refuse_other_sites(&request));
+    let response = match allowed {
         Ok(()) => next.run(request).await,
         Err(refusal) if is_grpc => grpc::refuse(refusal),
         Err(refusal) => refusal.into_response(),
@@ -105,14 +110,40 @@ async fn around(State(frontend): Shared, request: Request, next: Next) -> Respon
         _ => ("http", response.status().as_u16()),
     };
     frontend.metrics.request(protocol, code);
-    let failed = response.status().is_server_error();
-    if frontend.options.log_requests || failed {
+    let fault = response.extensions().get::<Fault>();
+    if frontend.options.log_requests || fault.is_some() {
         let milliseconds = (started.elapsed().as_secs_f64() * 1e6).round() / 1e3;
-        let fields =
+        let mut fields =
             json!({ "protocol": protocol, "method": method.as_str(), "path": path, "code": code, "milliseconds": milliseconds });
+        if let Some(Fault(reason)) = fault {
+            fields["reason"] = json!(reason);
+        }
         log("request", fields);
     }
     response
+}
+
+/// Why the server gave no answer though the request was right, for the log.
+#[derive(Clone)]
+pub(crate) struct Fault(String);
+
+impl Fault {
+    pub fn of(refusal: &Refusal) -> Option<Self> {
+        let Refusal { kind, message, detail } = refusal;
+        let told = || detail.as_ref().map_or_else(|| message.clone(), |detail| format!("{message}: {detail}"));
+        kind.status().is_server_error().then(|| Fault(told()))
+    }
+}
+
+/// Any page that somebody visits may make the browser post to a server on the same machine. Browsers say so.
+fn refuse_other_sites(request: &Request) -> Answered<()> {
+    let site = request.headers().get("sec-fetch-site").map(HeaderValue::as_bytes);
+    match site {
+        Some(b"cross-site" | b"same-site") if request.method() != http::Method::GET => {
+            Err(Refusal::forbidden("a page of another site sent this"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Errors that no handler of ours made say why in JSON as well.
@@ -239,8 +270,17 @@ async fn infer(State(frontend): Shared, path: ModelPath, request: Request) -> An
     let (request, wanted) = parsed?;
     let response = frontend.infer(request).await?;
     drop(received);
-    let name = frontend.card(model)?.name.as_str();
-    write_response(name, response, &wanted, Packing::accepted(&parts.headers))
+    let size = response.outputs.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
+    let mut memory = Reserved::default();
+    frontend.reserve(&mut memory, size)?;
+    let (name, packing) = (frontend.card(model)?.name.clone(), Packing::accepted(&parts.headers));
+    let write = move || write_response(&name, response, &wanted, packing);
+    let (headers, bytes) = match size < PARSE_ASIDE {
+        true => write()?,
+        false => tokio::task::spawn_blocking(write).await.map_err(|_| Refusal::internal("the answer could not be written"))??,
+    };
+    frontend.reserve(&mut memory, bytes.len())?;
+    Ok((headers, Body::from(hold(bytes, &Arc::new(memory)))).into_response())
 }
 
 /// Runs `parse` on a thread for long work where the body may be large JSON.
@@ -274,8 +314,7 @@ fn parse_infer(
     let Some((json, binary)) = body.split_at_checked(json_length) else {
         return Err(Refusal::invalid(format!("the JSON part is to have {json_length} bytes, the whole body has {}", body.len())));
     };
-    let request: InferRequestJson =
-        serde_json::from_slice(json).map_err(|e| Refusal::invalid(format!("the request is not what it should be: {e}")))?;
+    let request: InferRequestJson = crate::json::parse(json)?;
     let inputs = parse_inputs(&request.inputs, binary, max_bytes)?;
     let outputs = request.outputs.iter().map(|output| {
         refuse_parameters(&output.parameters, &["shared_memory_region", "classification"])?;
@@ -305,34 +344,12 @@ pub(crate) fn parse_inputs(inputs: &[TensorJson], binary: &[u8], max_bytes: usiz
     let mut total = 0usize;
     let mut tensors = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let name = &input.name;
-        refuse_parameters(&input.parameters, &["shared_memory_region"])?;
-        let ty = tensor_type(name, datatype::parse(&input.datatype)?, &input.shape, max_bytes)?;
-        total = total.saturating_add(ty.bytes());
+        let tensor = parse_input(&place_of(&input.name), input, &mut rest, max_bytes)?;
+        total = total.saturating_add(tensor.bytes().len());
         if total > max_bytes {
             return Err(Refusal::too_large(format!("the inputs take more than {max_bytes} bytes")));
         }
-        let tensor = match (number(&input.parameters, "binary_data_size")?, input.data) {
-            (Some(_), Some(_)) => return Err(Refusal::invalid(format!("input {name:?} has data and binary_data_size"))),
-            (None, None) => return Err(Refusal::invalid(format!("input {name:?} has no data"))),
-            (None, Some(data)) => parse_tensor(name, ty, data)?,
-            (Some(size), None) => {
-                let (bytes, after) =
-                    usize::try_from(size).ok().and_then(|size| rest.split_at_checked(size)).ok_or_else(|| {
-                        Refusal::invalid(format!(
-                            "input {name:?} is to have {size} bytes, {} bytes are left in the body",
-                            rest.len()
-                        ))
-                    })?;
-                rest = after;
-                let expected = ty.bytes();
-                let shape = ty.shape.clone();
-                Tensor::from_bytes(ty, bytes.to_vec()).map_err(|_| {
-                    Refusal::invalid(format!("input {name:?} of shape {shape} takes {expected} bytes, not {size}"))
-                })?
-            }
-        };
-        tensors.push((name.clone(), tensor));
+        tensors.push((input.name.clone(), tensor));
     }
     match rest.len() {
         0 => Ok(tensors),
@@ -340,7 +357,33 @@ pub(crate) fn parse_inputs(inputs: &[TensorJson], binary: &[u8], max_bytes: usiz
     }
 }
 
-fn write_response(model: &str, response: InferResponse, wanted: &Wanted, packing: Option<Packing>) -> Answered {
+/// One tensor, whose bytes are the next of `rest` where it is binary. `place` is what errors name.
+pub(crate) fn parse_input(place: &str, input: &TensorJson, rest: &mut &[u8], max_bytes: usize) -> Answered<Tensor> {
+    refuse_parameters(&input.parameters, &["shared_memory_region"])?;
+    let ty = tensor_type(place, datatype::parse(place, &input.datatype)?, &input.shape, max_bytes)?;
+    match (number(&input.parameters, "binary_data_size")?, input.data) {
+        (Some(_), Some(_)) => Err(Refusal::invalid(format!("{place} has data and binary_data_size"))),
+        (None, None) => Err(Refusal::invalid(format!("{place} has no data"))),
+        (None, Some(data)) => parse_tensor(place, ty, data),
+        (Some(size), None) => {
+            let split = usize::try_from(size).ok().and_then(|size| rest.split_at_checked(size));
+            let (bytes, after) = split.ok_or_else(|| {
+                Refusal::invalid(format!("{place} is to have {size} bytes, {} bytes are left in the body", rest.len()))
+            })?;
+            *rest = after;
+            let (expected, shape) = (ty.bytes(), ty.shape.clone());
+            Tensor::from_bytes(ty, bytes.to_vec())
+                .map_err(|_| Refusal::invalid(format!("{place} of shape {shape} takes {expected} bytes, not {size}")))
+        }
+    }
+}
+
+fn write_response(
+    model: &str,
+    response: InferResponse,
+    wanted: &Wanted,
+    packing: Option<Packing>,
+) -> Answered<(HeaderMap, Bytes)> {
     let mut binary = Vec::new();
     let mut outputs = Vec::with_capacity(response.outputs.len());
     for (name, tensor) in &response.outputs {
@@ -381,7 +424,7 @@ fn write_response(model: &str, response: InferResponse, wanted: &Wanted, packing
         }
         None => bytes,
     };
-    Ok((headers, Body::from(Bytes::from(bytes))).into_response())
+    Ok((headers, bytes.into()))
 }
 
 #[derive(serde::Serialize)]

@@ -55,6 +55,11 @@ impl Frontend {
                 names("outputs", &card.outputs)
             )));
         }
+        // Each would be a copy.
+        let earlier = |(index, name): &(usize, &String)| request.outputs.iter().take(*index).any(|other| other == *name);
+        if let Some((_, twice)) = request.outputs.iter().enumerate().find(earlier) {
+            return Err(Refusal::invalid(format!("output {twice:?} is asked for twice")));
+        }
         let (inputs, rows) = check_inputs(card, request.inputs, self.options.max_batch)?;
         let limit = request.timeout.map_or(self.options.deadline, |timeout| timeout.min(self.options.deadline));
         let deadline = request.arrived + limit;
@@ -66,6 +71,11 @@ impl Frontend {
         };
         Ok(respond(card, answer, &request.outputs))
     }
+}
+
+/// How errors name an input.
+pub(crate) fn place_of(input: &str) -> String {
+    format!("input {:?}", shown(input))
 }
 
 /// The text of a name that a client sent, cut short.

@@ -1,36 +1,42 @@
 //! Tensors as JSON, and requests and answers of the HTTP protocol around them.
 
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
 use meganeura_ir::{DType, Shape, Tensor, TensorType};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::infer::shown;
 use crate::refusal::Refusal;
 
 /// How deep the elements of a tensor may be nested.
 const MAX_NESTING: usize = 16;
+/// Entries of any list in a request but that of a tensor's elements: values take far more memory than the text that they stand in.
+pub(crate) const MAX_ENTRIES: usize = 1024;
 
 /// The body of an infer request, or its JSON part.
 #[derive(Debug, Deserialize)]
 pub(crate) struct InferRequestJson<'a> {
     pub id: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "parameters")]
     pub parameters: Map<String, Value>,
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "few")]
     pub inputs: Vec<TensorJson<'a>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few")]
     pub outputs: Vec<RequestedOutputJson>,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TensorJson<'a> {
     pub name: String,
+    #[serde(deserialize_with = "few")]
     pub shape: Vec<usize>,
     pub datatype: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "parameters")]
     pub parameters: Map<String, Value>,
     #[serde(borrow)]
     pub data: Option<&'a RawValue>,
@@ -39,8 +45,115 @@ pub(crate) struct TensorJson<'a> {
 #[derive(Debug, Deserialize)]
 pub(crate) struct RequestedOutputJson {
     pub name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "parameters")]
     pub parameters: Map<String, Value>,
+}
+
+/// What `json` says, or in which field it does not.
+pub(crate) fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Refusal> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| match e.path().iter().next() {
+        None => e.into_inner().to_string(),
+        Some(_) => format!("{}: {}", shown(&e.path().to_string()), e.inner()),
+    });
+    let whole = parsed.and_then(|parsed| deserializer.end().map(|()| parsed).map_err(|e| e.to_string()));
+    whole.map_err(|e| Refusal::invalid(format!("the request is not what it should be: {e}")))
+}
+
+/// A list of at most [`MAX_ENTRIES`].
+pub(crate) fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Few<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+            write!(f, "a list of at most {MAX_ENTRIES} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = sequence.next_element()? {
+                if list.len() == MAX_ENTRIES {
+                    return Err(A::Error::invalid_length(MAX_ENTRIES + 1, &self));
+                }
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(Few(PhantomData))
+}
+
+/// At most [`MAX_ENTRIES`] parameters, of which none holds others.
+fn parameters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    struct Parameters;
+
+    impl<'de> Visitor<'de> for Parameters {
+        type Value = Map<String, Value>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+            write!(f, "at most {MAX_ENTRIES} parameters")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut parameters = Map::new();
+            let mut entries = 0..MAX_ENTRIES;
+            while let Some((name, Parameter(value))) = map.next_entry()? {
+                if entries.next().is_none() {
+                    return Err(A::Error::invalid_length(MAX_ENTRIES + 1, &self));
+                }
+                parameters.insert(name, value);
+            }
+            Ok(parameters)
+        }
+    }
+
+    deserializer.deserialize_map(Parameters)
+}
+
+/// The value of a parameter.
+struct Parameter(Value);
+
+impl<'de> Deserialize<'de> for Parameter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Scalar;
+
+        impl Visitor<'_> for Scalar {
+            type Value = Parameter;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a number, a text, true or false")
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Parameter, E> {
+                Ok(Parameter(value.into()))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Parameter, E> {
+                Ok(Parameter(value.into()))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Parameter, E> {
+                Ok(Parameter(value.into()))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Parameter, E> {
+                Ok(Parameter(value.into()))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Parameter, E> {
+                Ok(Parameter(value.into()))
+            }
+
+            fn visit_unit<E>(self) -> Result<Parameter, E> {
+                Ok(Parameter(Value::Null))
+            }
+        }
+
+        deserializer.deserialize_any(Scalar)
+    }
 }
 
 /// A parameter that is a bool, false where it is absent.
@@ -58,11 +171,11 @@ pub(crate) fn number(parameters: &Map<String, Value>, name: &str) -> Result<Opti
     parameters.get(name).map(|value| value.as_u64().ok_or_else(wrong)).transpose()
 }
 
-/// The type of a tensor that a client describes, if it may be that large.
-pub(crate) fn tensor_type(name: &str, dtype: DType, shape: &[usize], max_bytes: usize) -> Result<TensorType, Refusal> {
+/// The type of a tensor that a client describes, if it may be that large. `place` is what errors name.
+pub(crate) fn tensor_type(place: &str, dtype: DType, shape: &[usize], max_bytes: usize) -> Result<TensorType, Refusal> {
     if shape.len() > meganeura_ir::MAX_RANK {
         return Err(Refusal::invalid(format!(
-            "input {name:?} has {} axes, at most {} are supported",
+            "{place} has {} axes, at most {} are supported",
             shape.len(),
             meganeura_ir::MAX_RANK
         )));
@@ -71,22 +184,25 @@ pub(crate) fn tensor_type(name: &str, dtype: DType, shape: &[usize], max_bytes: 
     let bytes = shape.checked_numel().and_then(|n| n.checked_mul(dtype.size().max(4)));
     match bytes.filter(|&bytes| bytes <= max_bytes) {
         Some(_) => Ok(TensorType::new(dtype, shape)),
-        None => Err(Refusal::too_large(format!("input {name:?} of shape {shape} takes more than {max_bytes} bytes"))),
+        None => Err(Refusal::too_large(format!("{place} of shape {shape} takes more than {max_bytes} bytes"))),
     }
 }
 
 /// The tensor whose elements stand in `data`, in row-major order, nested as anyone likes.
-pub(crate) fn parse_tensor(name: &str, ty: TensorType, data: &RawValue) -> Result<Tensor, Refusal> {
+pub(crate) fn parse_tensor(place: &str, ty: TensorType, data: &RawValue) -> Result<Tensor, Refusal> {
     let elements = ty.shape.numel();
-    let mut parser = Elements { dtype: ty.dtype, bytes: Vec::with_capacity(ty.bytes()), limit: ty.bytes(), depth: 0 };
+    // Every element takes a digit and a comma at least, whatever the shape promises.
+    let possible = (data.get().len() / 2 + 1).saturating_mul(ty.dtype.size());
+    let bytes = Vec::with_capacity(ty.bytes().min(possible));
+    let mut parser = Elements { dtype: ty.dtype, bytes, limit: ty.bytes(), depth: 0 };
     let mut json = serde_json::Deserializer::from_str(data.get());
     if let Err(e) = parser.deserialize_root(&mut json) {
-        return Err(Refusal::invalid(format!("data of {name:?}: {}", without_position(&e))));
+        return Err(Refusal::invalid(format!("data of {place}: {}", without_position(&e))));
     }
     let found = parser.bytes.len() / ty.dtype.size();
     let shape = ty.shape.clone();
     Tensor::from_bytes(ty, parser.bytes)
-        .map_err(|_| Refusal::invalid(format!("input {name:?} of shape {shape} has {elements} elements, its data {found}")))
+        .map_err(|_| Refusal::invalid(format!("{place} of shape {shape} has {elements} elements, its data {found}")))
 }
 
 /// The text of an error, without a position: that would be one within the data.
@@ -202,7 +318,17 @@ pub(crate) struct Data<'a>(pub &'a Tensor);
 impl Data<'_> {
     /// JSON has no words for these.
     pub fn holds_non_finite(&self) -> bool {
-        self.0.dtype().is_float() && self.0.to_f64_vec().iter().any(|v| !v.is_finite())
+        fn any<const N: usize>(bytes: &[u8], finite: impl Fn([u8; N]) -> bool) -> bool {
+            !bytes.as_chunks::<N>().0.iter().all(|chunk| finite(*chunk))
+        }
+        let bytes = self.0.bytes();
+        match self.0.dtype() {
+            DType::F32 => any(bytes, |b| f32::from_le_bytes(b).is_finite()),
+            DType::F16 => any(bytes, |b| f16::from_le_bytes(b).is_finite()),
+            DType::BF16 => any(bytes, |b| bf16::from_le_bytes(b).is_finite()),
+            DType::F64 => any(bytes, |b| f64::from_le_bytes(b).is_finite()),
+            _ => false,
+        }
     }
 }
 
@@ -257,6 +383,50 @@ mod tests {
             assert_eq!(parse(dtype, &[3], &text).unwrap(), tensor, "{text}");
         }
         assert_eq!(serde_json::to_string(&Data(&Tensor::from_f32([1], &[0.1]))).unwrap(), "[0.1]");
+    }
+
+    #[test]
+    fn what_json_cannot_say_is_found_in_every_float() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            for (value, finite) in [(1.0, true), (f64::NAN, false), (f64::INFINITY, false)] {
+                assert_eq!(Data(&Tensor::from_f64(dtype, [2], &[0.0, value])).holds_non_finite(), !finite, "{dtype} {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_field() {
+        let message = |text: &str| super::parse::<InferRequestJson>(text.as_bytes()).unwrap_err().message;
+        for (text, place) in [
+            (r#"{"inputs":[{"name":"x","shape":[1,"2"],"datatype":"FP32","data":[1]}]}"#, "inputs[0].shape[1]: invalid type"),
+            (r#"{"inputs":[{"name":"x","datatype":"FP32","data":[1]}]}"#, "inputs[0]: missing field `shape`"),
+            (r#"{"inputs":[],"outputs":[{"name":3}]}"#, "outputs[0].name: invalid type"),
+            (r#"{"inputs":[],"parameters":{"a":[1]}}"#, "parameters.a: invalid type: sequence, expected a number"),
+            (r#"{}"#, ": missing field `inputs`"),
+            (r#"{"inputs":[]} x"#, "trailing characters"),
+        ] {
+            assert!(message(text).contains(place), "{}", message(text));
+        }
+    }
+
+    #[test]
+    fn lists_are_bounded_before_they_are_in_memory() {
+        let parsed = |text: String| super::parse::<InferRequestJson>(text.as_bytes()).map(drop).map_err(|e| e.message);
+        let list = |entry: &str, count: usize| vec![entry; count].join(",");
+        let parameters = |count: usize| (0..count).map(|i| format!("\"p{i}\":{i}")).collect::<Vec<_>>().join(",");
+        for count in [MAX_ENTRIES, MAX_ENTRIES + 1] {
+            let tensor = |shape: &str| format!(r#"{{"name":"x","shape":[{shape}],"datatype":"FP32"}}"#);
+            for text in [
+                format!(r#"{{"inputs":[{}]}}"#, list(&tensor("1"), count)),
+                format!(r#"{{"inputs":[{}]}}"#, tensor(&list("1", count))),
+                format!(r#"{{"inputs":[],"outputs":[{}]}}"#, list(r#"{"name":"y"}"#, count)),
+                format!(r#"{{"inputs":[],"parameters":{{{}}}}}"#, parameters(count)),
+            ] {
+                let result = parsed(text);
+                assert_eq!(result.is_ok(), count == MAX_ENTRIES, "{result:?}");
+                assert!(result.is_ok() || result.unwrap_err().contains("at most 1024"));
+            }
+        }
     }
 
     #[test]

@@ -33,4 +33,4 @@ pub use served::{
     Answer, AxisSize, Checkpoint, ModelCard, Output, Preparation, Progress, Rollback, Served, TensorCard, TrainJob, TrainOutcome,
     Wake,
 };
-pub use server::{ServeError, Server, Stop};
+pub use server::{EngineFailed, ServeError, Server, Stop};

@@ -20,7 +20,7 @@ pub struct Options {
     pub max_queue: usize,
     /// Bytes of one body, as it came and unpacked.
     pub max_body: usize,
-    /// Bytes of all bodies that are being served.
+    /// Bytes of all bodies that are being served, and of answers on their way.
     pub max_memory: usize,
     pub max_connections: usize,
     /// From a complete request to its answer.

@@ -11,6 +11,8 @@ pub enum RefusalKind {
     Unauthorized,
     NotFound,
     Method,
+    /// A page of another site sent it through somebody's browser.
+    Forbidden,
     /// The client was too slow to send its request.
     Slow,
     TooLarge,
@@ -34,6 +36,7 @@ impl RefusalKind {
             RefusalKind::Unauthorized => (StatusCode::UNAUTHORIZED, Code::Unauthenticated),
             RefusalKind::NotFound => (StatusCode::NOT_FOUND, Code::NotFound),
             RefusalKind::Method => (StatusCode::METHOD_NOT_ALLOWED, Code::Unimplemented),
+            RefusalKind::Forbidden => (StatusCode::FORBIDDEN, Code::PermissionDenied),
             RefusalKind::Slow => (StatusCode::REQUEST_TIMEOUT, Code::DeadlineExceeded),
             RefusalKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, Code::ResourceExhausted),
             RefusalKind::Encoding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::Unimplemented),
@@ -60,13 +63,22 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// What is wrong, where, and what to do.
     pub message: String,
+    /// What only the operator may know; it stands in the log.
+    pub detail: Option<String>,
+}
+
+impl Refusal {
+    #[must_use]
+    pub fn with_detail(self, detail: impl Into<String>) -> Self {
+        Refusal { detail: Some(detail.into()), ..self }
+    }
 }
 
 macro_rules! constructors {
     ($($name:ident $kind:ident),* $(,)?) => {
         impl Refusal {
             $(pub fn $name(message: impl Into<String>) -> Self {
-                Refusal { kind: RefusalKind::$kind, message: message.into() }
+                Refusal { kind: RefusalKind::$kind, message: message.into(), detail: None }
             })*
         }
     };
@@ -77,6 +89,7 @@ constructors! {
     unauthorized Unauthorized,
     not_found NotFound,
     method Method,
+    forbidden Forbidden,
     slow Slow,
     too_large TooLarge,
     encoding Encoding,

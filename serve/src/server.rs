@@ -37,6 +37,11 @@ pub enum ServeError<E> {
     Zero(&'static str),
 }
 
+/// The thread that owns the models panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("internal error, please report it: the engine stopped; the reason stands above")]
+pub struct EngineFailed;
+
 /// A server that listens. [`Server::run`] serves.
 pub struct Server {
     runtime: Runtime,
@@ -83,8 +88,10 @@ impl Server {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
 
         let metrics = Arc::new(Metrics::new());
+        let stop = watch::channel(false).0;
+        let stopper = Stop(stop.clone());
         let batching = Batching { max_batch: options.max_batch, max_delay: options.max_delay };
-        let started = engine::start(load, batching, options.max_queue, metrics.clone());
+        let started = engine::start(load, batching, options.max_queue, metrics.clone(), move || stopper.stop());
         let Started { handle, cards, thread } = started.map_err(|e| e.map_or(ServeError::Engine, ServeError::Load))?;
         metrics.name_models(cards.iter().map(|card| card.name.as_str()));
         for (index, card) in cards.iter().enumerate() {
@@ -99,7 +106,7 @@ impl Server {
             return Err(ServeError::Empty);
         }
         let frontend = Arc::new(Frontend::new(options, cards, handle.clone(), metrics));
-        Ok(Server { runtime, listeners, addresses, frontend, engine: handle, thread, stop: watch::channel(false).0 })
+        Ok(Server { runtime, listeners, addresses, frontend, engine: handle, thread, stop })
     }
 
     /// Where it listens: HTTP's address first.
@@ -112,7 +119,10 @@ impl Server {
     }
 
     /// Serves until it is stopped, or until SIGINT or SIGTERM comes. Then it takes no more connections, finishes what was begun, and returns.
-    pub fn run(self) {
+    ///
+    /// # Errors
+    /// The engine's thread panicked. What waited was answered with 503.
+    pub fn run(self) -> Result<(), EngineFailed> {
         let Server { runtime, listeners, addresses, frontend, engine, thread, stop } = self;
         for address in &addresses {
             log("listening", json!({ "address": address.to_string() }));
@@ -134,10 +144,10 @@ impl Server {
             signals.abort();
         });
         engine.stop();
-        // Where the engine panicked, its message is on stderr.
-        let _ = thread.join();
+        let ended = thread.join();
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         log("stopped", json!({}));
+        ended.map_err(|_| EngineFailed)
     }
 }
 

@@ -3,22 +3,23 @@
 use std::time::Duration;
 
 use axum::extract::{Request, State};
+use meganeura_ir::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::body::receive;
-use crate::http::{Answered, ModelPath, Named, Shared, parse_inputs};
+use crate::http::{Answered, ModelPath, Named, Shared, parse_input, parse_inputs};
 use crate::infer::shown;
-use crate::json::TensorJson;
+use crate::json::{TensorJson, few, parse};
 use crate::log::log;
 use crate::refusal::Refusal;
-use crate::served::{Checkpoint, Rollback, TrainJob, TrainOutcome};
+use crate::served::{Checkpoint, ModelCard, Rollback, TrainJob, TrainOutcome};
 
 /// The body of a training request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TrainRequestJson<'a> {
     /// As for an inference; the first axis of every tensor is that of the samples.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "few")]
     inputs: Vec<TensorJson<'a>>,
     /// What the loss compares with. Its name counts for nothing.
     #[serde(borrow, default)]
@@ -48,9 +49,7 @@ pub(crate) async fn train(State(frontend): Shared, path: ModelPath, request: Req
     let received = receive(&frontend, &parts.headers, body).await?;
     let job = parse_job(&received.bytes, frontend.options.max_body, frontend.options.max_train_steps)?;
     let card = frontend.card(model)?;
-    if let Some((name, _)) = job.inputs.iter().find(|(name, _)| card.inputs.iter().all(|input| input.name != *name)) {
-        return Err(Refusal::invalid(format!("model {:?} has no input {:?}", card.name, shown(name))));
-    }
+    check_names(card, &job.inputs)?;
     let steps = job.steps;
     let outcome = within(frontend.options.train_deadline, frontend.engine.train(model, job)).await?;
     log(
@@ -61,25 +60,36 @@ pub(crate) async fn train(State(frontend): Shared, path: ModelPath, request: Req
 }
 
 fn parse_job(body: &[u8], max_bytes: usize, max_steps: u64) -> Answered<TrainJob> {
-    let request: TrainRequestJson =
-        serde_json::from_slice(body).map_err(|e| Refusal::invalid(format!("the request is not what it should be: {e}")))?;
+    let request: TrainRequestJson = parse(body)?;
     if !(1..=max_steps).contains(&request.steps) {
         return Err(Refusal::invalid(format!("steps is {}, it must be 1 to {max_steps}", request.steps)));
     }
     if !(request.lr.is_finite() && request.lr >= 0.0) {
         return Err(Refusal::invalid("lr must be a number of at least 0"));
     }
-    let targets = request.targets.as_slice();
-    let targets = parse_inputs(targets, &[], max_bytes)?.pop().map(|(_, tensor)| tensor);
+    let targets = request.targets.map(|targets| parse_input("targets", &targets, &mut &[][..], max_bytes));
     Ok(TrainJob {
         inputs: parse_inputs(&request.inputs, &[], max_bytes)?,
-        targets,
+        targets: targets.transpose()?,
         loss: request.loss,
         output: request.output,
         optimizer: request.optimizer,
         learning_rate: request.lr,
         steps: request.steps,
     })
+}
+
+/// Every input of the model is to be there, once.
+fn check_names(card: &ModelCard, inputs: &[(String, Tensor)]) -> Answered<()> {
+    let given = |name: &str| inputs.iter().filter(|(input, _)| input == name).count();
+    if let Some((name, _)) = inputs.iter().find(|(name, _)| card.inputs.iter().all(|input| input.name != *name)) {
+        return Err(Refusal::invalid(format!("inputs: model {:?} has no input {:?}", card.name, shown(name))));
+    }
+    match card.inputs.iter().map(|input| (&input.name, given(&input.name))).find(|(_, given)| *given != 1) {
+        None => Ok(()),
+        Some((name, 0)) => Err(Refusal::invalid(format!("inputs: {name:?} is missing"))),
+        Some((name, _)) => Err(Refusal::invalid(format!("inputs: {name:?} is given twice"))),
+    }
 }
 
 pub(crate) async fn checkpoint(State(frontend): Shared, path: ModelPath) -> Answered<axum::Json<Checkpoint>> {
@@ -113,7 +123,7 @@ async fn within<T>(limit: Duration, answer: impl Future<Output = Answered<T>>) -
 mod tests {
     use super::*;
 
-    fn parse(change: &str) -> Result<TrainJob, String> {
+    fn job(change: &str) -> Result<TrainJob, String> {
         let text = format!(
             r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}}],
                 "targets":{{"name":"y","datatype":"INT64","shape":[1],"data":[3]}},"loss":"cross_entropy"{change}}}"#
@@ -123,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_has_a_default() {
-        let job = parse(r#","lr":0.1"#).unwrap();
+        let job = job(r#","lr":0.1"#).unwrap();
         assert_eq!((job.optimizer.as_str(), job.steps, job.learning_rate), ("sgd", 1, 0.1));
         assert_eq!(job.targets.map(|t| t.to_i64_vec()), Some(vec![3]));
     }
@@ -137,7 +147,7 @@ mod tests {
             (r#","lr":1,"steps":11"#, "1 to 10"),
             (r#","lr":1,"stesp":1"#, "stesp"),
         ] {
-            let message = parse(change).unwrap_err();
+            let message = job(change).unwrap_err();
             assert!(message.contains(reason), "{message}");
         }
     }

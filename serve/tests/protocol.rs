@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Client, INFER, Running, infer_body};
+use common::{Client, INFER, Running, Work, infer_body};
 use meganeura_serve::Options;
 use serde_json::json;
 
@@ -240,13 +240,14 @@ fn a_stopping_server_finishes_what_it_began() {
     server.stop();
     assert_eq!(client.reply().unwrap().status, 200);
     let started = Instant::now();
-    server.join();
+    server.join().unwrap();
     assert!(started.elapsed() < Duration::from_secs(3));
 }
 
 fn train_body(loss: &str, steps: u64) -> String {
+    let infer: serde_json::Value = serde_json::from_str(&infer_body(1, 1, 1.0)).unwrap();
     json!({
-        "inputs": [{ "name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1] }],
+        "inputs": infer["inputs"],
         "targets": { "name": "t", "datatype": "FP32", "shape": [1, 1], "data": [1] },
         "loss": loss, "optimizer": "adamw", "lr": 0.1, "steps": steps,
     })
@@ -267,6 +268,70 @@ fn training_goes_through_the_engine() {
     assert_eq!(server.post("/v2/models/fake/train", &train_body("other", 1)).status, 400);
     assert_eq!(server.post("/v2/models/fake/train", &train_body("mse", 11)).status, 400);
     assert_eq!(server.get("/v2/models/fake/curves").json()["loss"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn between_two_batches_that_wait_there_is_one_piece_of_training() {
+    const REQUESTS: usize = 20;
+    let server = Running::start(Options { max_train_steps: 100, max_batch: 1, ..Options::default() });
+    server.knobs.held.store(true, Ordering::Release);
+    let until = |reached: &dyn Fn() -> bool| {
+        let started = Instant::now();
+        while !reached() {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.post("/v2/models/fake/train", &train_body("mse", 100)));
+        until(&|| !server.knobs.work.lock().unwrap().is_empty());
+        for _ in 0..REQUESTS {
+            scope.spawn(|| assert_eq!(server.post(INFER, &infer_body(1, 1, 1.0)).status, 200));
+        }
+        until(&|| server.metric("meganeura_queue_requests") as usize == REQUESTS);
+        server.knobs.held.store(false, Ordering::Release);
+    });
+    let work = server.knobs.work.lock().unwrap().clone();
+    // The first piece was on its way before there were requests.
+    let expected = [Work::Piece, Work::Batch].repeat(REQUESTS);
+    assert_eq!(work.get(1..=expected.len()), Some(&expected[..]));
+}
+
+#[test]
+fn what_is_wrong_with_a_training_request_is_told_with_its_field() {
+    let server = Running::start(Options { max_train_steps: 10, ..Options::default() });
+    let changed = |place: &str, value: serde_json::Value| {
+        let mut request: serde_json::Value = serde_json::from_str(&train_body("mse", 1)).unwrap();
+        match request.pointer_mut(place) {
+            Some(field) => *field = value,
+            None => request[place.trim_start_matches('/')] = value,
+        }
+        request.to_string()
+    };
+    for (place, value, told) in [
+        ("/inputs", json!([]), "inputs: \"x\" is missing"),
+        ("/inputs/1/name", json!("x"), "inputs: \"x\" is given twice"),
+        ("/inputs/1/name", json!("z"), "inputs: model \"fake\" has no input \"z\""),
+        ("/inputs/0/shape/1", json!("1"), "inputs[0].shape[1]: "),
+        ("/inputs/0/data", json!([1, 2]), "data of input \"x\": there are more elements"),
+        ("/inputs/0/datatype", json!("FP99"), "input \"x\": datatype \"FP99\""),
+        ("/targets", json!(3), "targets: invalid type"),
+        ("/targets/shape", json!([-1]), "targets.shape[0]: "),
+        ("/targets/shape", json!([2]), "targets of shape [2] has 2 elements, its data 1"),
+        ("/targets/datatype", json!("BYTES"), "targets: datatype BYTES"),
+        ("/targets/data", json!(["1"]), "data of targets: "),
+        ("/loss", json!(7), "loss: invalid type"),
+        ("/lr", json!("fast"), "lr: invalid type"),
+        ("/lr", json!(-1), "lr must be"),
+        ("/steps", json!(-1), "steps: invalid value"),
+        ("/steps", json!(0), "steps is 0"),
+        ("/optimizer", json!({}), "optimizer: invalid type"),
+        ("/output", json!(1), "output: invalid type"),
+        ("/rate", json!(1), "unknown field `rate`"),
+    ] {
+        let reply = server.post("/v2/models/fake/train", &changed(place, value));
+        assert!(reply.status == 400 && reply.error().contains(told), "{place}: {} {}", reply.status, reply.text());
+    }
 }
 
 #[test]

@@ -58,7 +58,13 @@ impl Snapshot {
         self.model.save_with(&path, &self.changed)?;
         let older = self.folder.list()?.into_iter().filter(|(version, _)| *version < self.version);
         for (_, old) in older.skip(self.folder.keep - 1) {
-            fs::remove_file(&old).map_err(|source| CheckpointError { action: "remove", path: old, source })?;
+            match fs::remove_file(&old) {
+                // Somebody else did.
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(CheckpointError { action: "remove", path: old, source }.into());
+                }
+                _ => {}
+            }
         }
         Ok(Saved { version: self.version, path })
     }

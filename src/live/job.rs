@@ -185,6 +185,11 @@ impl Live {
         Ok(entry.session.as_mut().ok_or(DeviceError::Dead)?)
     }
 
+    /// Whether a training request is in progress. A failure of the device gives it up.
+    pub fn is_training(&self) -> bool {
+        self.job.is_some()
+    }
+
     /// Whether a training request is in progress and may go on now, by the share of training. `waiting` says whether requests wait.
     pub fn may_advance(&self, waiting: bool) -> bool {
         self.job.is_some() && self.share.allows(waiting, Instant::now())

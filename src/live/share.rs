@@ -62,10 +62,18 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// The share of training where a batch takes `inference`, a piece `piece`, and clients are away for `away` after each batch.
-    fn measured(share: f64, inference: Duration, piece: Duration, away: Duration) -> f64 {
+    /// What clients get beside training.
+    struct Measured {
+        /// The share of training.
+        share: f64,
+        /// The longest time from a request to its batch.
+        longest_wait: Duration,
+    }
+
+    /// Where a batch takes `inference`, a piece `piece`, and clients are away for `away` after each batch.
+    fn measured(share: f64, inference: Duration, piece: Duration, away: Duration) -> Measured {
         let start = Instant::now();
-        let (mut at, mut now, mut training) = (Share::new(share), start, Duration::ZERO);
+        let (mut at, mut now, mut training, mut longest_wait) = (Share::new(share), start, Duration::ZERO, Duration::ZERO);
         for _ in 0..5_000 {
             now += inference;
             at.inferred(now);
@@ -77,30 +85,42 @@ mod tests {
                     training += piece;
                     at.trained(piece, now);
                 }
-                if now >= back {
+                // What was due before the last piece runs after it; what came during it finds one more at most.
+                if waiting {
                     break;
                 }
                 now = now.max(at.resumes_at(now).min(back));
             }
+            longest_wait = longest_wait.max(now - back);
         }
-        training.as_secs_f64() / (now - start).as_secs_f64()
+        Measured { share: training.as_secs_f64() / (now - start).as_secs_f64(), longest_wait }
     }
 
     #[test]
     fn training_has_its_share_whether_requests_wait_or_come_one_after_another() {
         for share in [0.1, 0.5, 0.8] {
             for away in [ms(0), ms(1)] {
-                let found = measured(share, ms(1), ms(40), away);
+                let found = measured(share, ms(1), ms(40), away).share;
                 assert!((found - share).abs() < 0.03, "{share} {away:?}: {found}");
             }
         }
-        assert_eq!(measured(0.0, ms(1), ms(40), ms(1)), 0.0);
+        assert_eq!(measured(0.0, ms(1), ms(40), ms(1)).share, 0.0);
+    }
+
+    #[test]
+    fn up_to_a_share_of_half_a_request_waits_for_one_piece_at_most() {
+        for share in [0.0, 0.1, 0.5] {
+            for (inference, away) in [(ms(1), ms(0)), (ms(1), ms(3)), (ms(1), ms(41)), (ms(30), ms(7)), (ms(90), ms(99))] {
+                let found = measured(share, inference, ms(40), away).longest_wait;
+                assert!(found <= ms(40), "{share} {inference:?} {away:?}: {found:?}");
+            }
+        }
     }
 
     #[test]
     fn at_saturation_there_is_one_piece_between_two_batches_at_most() {
-        assert!((measured(1.0, ms(3), ms(1), ms(0)) - 0.25).abs() < 1e-3);
-        assert!((measured(0.5, ms(30), ms(1), ms(0)) - 1.0 / 31.0).abs() < 1e-3);
+        assert!((measured(1.0, ms(3), ms(1), ms(0)).share - 0.25).abs() < 1e-3);
+        assert!((measured(0.5, ms(30), ms(1), ms(0)).share - 1.0 / 31.0).abs() < 1e-3);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod http;
+pub mod serving;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -4,6 +4,7 @@
 //! All install what they miss where they can, say what they run, and stop at the first step that fails.
 
 mod bench;
+mod chromium;
 mod corpus;
 mod demo;
 mod digits;

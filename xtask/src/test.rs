@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks.
 
 use crate::shell::{Invocation, Workspace, XtaskError, file_size, heading, step};
-use crate::{bench, corpus, published, python, vulkan};
+use crate::{bench, chromium, corpus, published, python, vulkan};
 
 /// rustup components that the checks need, each with the command that shows it is there.
 const COMPONENTS: &[(&str, &[&str])] = &[("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])];
@@ -26,13 +26,15 @@ const LIBTEST: &[&str] = &["test", "--release", "--workspace", "--tests"];
 /// Prepares the machine, then checks format, lints, documentation tests, that the import bears damaged
 /// files, that ONNX's backend tests give what `docs/` says, and last all tests, whose summary ends the output.
 ///
-/// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`.
+/// Tests find the Python of the interoperability test in `MEGANEURA_PYTHON`, and the browser that looks at the server's page in
+/// `MEGANEURA_CHROMIUM`.
 pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     vulkan::ensure()?;
     for (component, probe) in COMPONENTS {
         ensure_component(workspace, component, probe)?;
     }
     let python = python::ensure(workspace)?;
+    let chromium = chromium::ensure()?;
     published::fetch(&python)?;
     for (name, arguments) in CHECKS {
         step(name, workspace.cargo(arguments))?;
@@ -50,6 +52,7 @@ pub fn run(workspace: &Workspace) -> Result<(), XtaskError> {
     corpus::conformance(workspace, &python, &["--check".to_owned()])?;
     let has_nextest = workspace.cargo(&["nextest", "--version"]).succeeds();
     let tests = workspace.cargo(if has_nextest { NEXTEST } else { LIBTEST }).environment("MEGANEURA_PYTHON", python);
+    let tests = tests.environment("MEGANEURA_CHROMIUM", chromium);
     heading("tests", &tests.to_string());
     tests.run()
 }

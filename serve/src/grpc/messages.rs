@@ -92,8 +92,6 @@ pub struct InferTensorContents {
     pub fp32_contents: Vec<f32>,
     #[prost(double, repeated, tag = "7")]
     pub fp64_contents: Vec<f64>,
-    #[prost(bytes = "bytes", repeated, tag = "8")]
-    pub bytes_contents: Vec<bytes::Bytes>,
 }
 
 /// An input of a request, or an output of an answer.

@@ -1,6 +1,7 @@
 //! The protocol over gRPC: the service `inference.GRPCInferenceService`, on the same listeners as HTTP.
 
 mod messages;
+mod wire;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -13,16 +14,16 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{self, HeaderMap, header};
 use axum::response::Response;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use meganeura_ir::{DType, Tensor, TensorType};
 use prost::Message;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use crate::body::receive;
-use crate::frontend::{Frontend, VERSION};
-use crate::http::{Answered, Shared, WEIGHT_VERSION};
-use crate::infer::InferRequest;
+use crate::body::{hold, receive};
+use crate::frontend::{Frontend, Reserved, VERSION};
+use crate::http::{Answered, Fault, Shared, WEIGHT_VERSION};
+use crate::infer::{InferRequest, place_of};
 use crate::json::tensor_type;
 use crate::refusal::Refusal;
 use crate::served::TensorCard;
@@ -31,6 +32,8 @@ use messages::*;
 
 pub(crate) const SERVICE: &str = "inference.GRPCInferenceService";
 
+/// What stands before a message in its stream: whether it is packed, and its length.
+const PREFIX: usize = 5;
 /// Where a status is in the head of a response, or in its extensions until the trailers are sent.
 const GRPC_STATUS: &str = "grpc-status";
 
@@ -38,13 +41,26 @@ const GRPC_STATUS: &str = "grpc-status";
 #[derive(Clone, Copy)]
 struct Ended(Code);
 
+/// Memory that is set aside for an answer.
+#[derive(Clone)]
+struct Memory(Arc<Reserved>);
+
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// A call that gets no further.
 pub(crate) fn refuse(refusal: Refusal) -> Response {
-    Status::from(refusal).into_http()
+    let fault = Fault::of(&refusal);
+    let mut response = Status::from(refusal).into_http();
+    response.extensions_mut().extend(fault.map(with).unwrap_or_default());
+    response
+}
+
+fn with<T: Clone + Send + Sync + 'static>(extension: T) -> http::Extensions {
+    let mut extensions = http::Extensions::new();
+    extensions.insert(extension);
+    extensions
 }
 
 /// The code that a response to a call carries.
@@ -64,6 +80,11 @@ pub(crate) async fn call(State(frontend): Shared, Path(method): Path<String>, re
         Ok(received) => received,
         Err(refusal) => return refuse(refusal),
     };
+    if method == "ModelInfer"
+        && let Err(refusal) = wire::check(received.bytes.get(PREFIX..).unwrap_or_default(), frontend.options.max_body)
+    {
+        return refuse(refusal);
+    }
     let timeout = deadline(&parts.headers);
     let call = Call { frontend, request: http::Request::from_parts(parts, Full::new(received.bytes.clone())) };
     match method.as_str() {
@@ -109,16 +130,23 @@ impl Call {
         A: Message + Default + Send + 'static,
         F: Future<Output = Answered<A>> + Send + 'static,
     {
-        let (ended, outcome) = tokio::sync::oneshot::channel();
-        let unary = Unary { state: Some((self.frontend.clone(), answer, ended)), message: std::marker::PhantomData };
+        let (ended, outcome) = tokio::sync::oneshot::channel::<Answered<()>>();
+        let pending = Some(Pending { frontend: self.frontend.clone(), handler: answer, ended });
+        let unary = Unary { pending, message: std::marker::PhantomData };
         let mut grpc = tonic::server::Grpc::new(ProstCodec::<A, Q>::default())
             .max_decoding_message_size(self.frontend.options.max_body)
             .max_encoding_message_size(usize::MAX);
         let response = grpc.unary(unary, self.request).await;
-        let mut response = response.map(Body::new);
+        let memory = response.extensions().get::<Memory>().cloned();
+        let mut response = response.map(|body| match memory {
+            None => Body::new(body),
+            Some(Memory(memory)) => Body::new(body.map_frame(move |frame| frame.map_data(|bytes| hold(bytes, &memory)))),
+        });
         // Without an outcome the message could not be decoded, and the head says so.
-        if let Ok(code) = outcome.await {
+        if let Ok(outcome) = outcome.await {
+            let code = outcome.as_ref().map_or_else(|refusal| refusal.kind.code(), |()| Code::Ok);
             response.extensions_mut().insert(Ended(code));
+            response.extensions_mut().extend(outcome.err().and_then(|refusal| Fault::of(&refusal)).map(with).unwrap_or_default());
         }
         response
     }
@@ -126,16 +154,24 @@ impl Call {
 
 /// A handler as tonic takes it.
 struct Unary<H, Q> {
-    state: Option<(Arc<Frontend>, H, tokio::sync::oneshot::Sender<Code>)>,
+    pending: Option<Pending<H>>,
     message: std::marker::PhantomData<fn(Q)>,
+}
+
+/// A call that is not answered yet.
+struct Pending<H> {
+    frontend: Arc<Frontend>,
+    handler: H,
+    /// Gets what comes of it.
+    ended: tokio::sync::oneshot::Sender<Answered<()>>,
 }
 
 impl<H, Q, A, F> tower::Service<tonic::Request<Q>> for Unary<H, Q>
 where
     H: FnOnce(Arc<Frontend>, Q) -> F + Send + 'static,
     F: Future<Output = Answered<A>> + Send + 'static,
-    Q: 'static,
-    A: 'static,
+    Q: Send + 'static,
+    A: Message + 'static,
 {
     type Response = tonic::Response<A>;
     type Error = Status;
@@ -146,12 +182,20 @@ where
     }
 
     fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
-        let state = self.state.take().map(|(frontend, handler, ended)| (handler(frontend, request.into_inner()), ended));
+        let pending = self.pending.take();
         Box::pin(async move {
-            let Some((answer, ended)) = state else { return Err(Status::internal("a call is answered once")) };
-            let answer = answer.await;
-            let _ = ended.send(answer.as_ref().map_or_else(|refusal| refusal.kind.code(), |_| Code::Ok));
-            Ok(tonic::Response::new(answer?))
+            let once = || Status::internal("a call is answered once");
+            let Pending { frontend, handler, ended } = pending.ok_or_else(once)?;
+            let answer = handler(frontend.clone(), request.into_inner());
+            let mut memory = Reserved::default();
+            let answer = answer.await.and_then(|answer| {
+                frontend.reserve(&mut memory, answer.encoded_len())?;
+                Ok(answer)
+            });
+            let _ = ended.send(answer.as_ref().map(drop).map_err(Clone::clone));
+            let mut response = tonic::Response::new(answer?);
+            response.extensions_mut().insert(Memory(Arc::new(memory)));
+            Ok(response)
         })
     }
 }
@@ -304,33 +348,34 @@ fn parse_inputs(request: &ModelInferRequest, max_bytes: usize) -> Answered<Vec<(
     let mut total = 0usize;
     let inputs = request.inputs.iter().enumerate().map(|(index, input)| {
         let name = &input.name;
+        let place = &place_of(name);
         refuse_parameters(&input.parameters, &["shared_memory_region"])?;
-        let negative = || Refusal::invalid(format!("input {name:?} has a negative size: {:?}", input.shape));
+        let negative = || Refusal::invalid(format!("{place} has a negative size: {:?}", input.shape));
         let shape = input.shape.iter().map(|&size| usize::try_from(size).map_err(|_| negative()));
-        let ty = tensor_type(name, datatype::parse(&input.datatype)?, &shape.collect::<Answered<Vec<_>>>()?, max_bytes)?;
+        let ty = tensor_type(place, datatype::parse(place, &input.datatype)?, &shape.collect::<Answered<Vec<_>>>()?, max_bytes)?;
         total = total.saturating_add(ty.bytes());
         if total > max_bytes {
             return Err(Refusal::too_large(format!("the inputs take more than {max_bytes} bytes")));
         }
         let bytes = match (raw.get(index), &input.contents) {
-            (Some(_), Some(_)) => return Err(Refusal::invalid(format!("input {name:?} has contents and raw contents"))),
+            (Some(_), Some(_)) => return Err(Refusal::invalid(format!("{place} has contents and raw contents"))),
             (Some(raw), None) => raw.to_vec(),
-            (None, Some(contents)) => typed(name, ty.dtype, contents)?,
-            (None, None) => return Err(Refusal::invalid(format!("input {name:?} has no data"))),
+            (None, Some(contents)) => typed(place, ty.dtype, contents)?,
+            (None, None) => return Err(Refusal::invalid(format!("{place} has no data"))),
         };
-        Ok((name.clone(), tensor(name, ty, bytes)?))
+        Ok((name.clone(), tensor(place, ty, bytes)?))
     });
     inputs.collect()
 }
 
-fn tensor(name: &str, ty: TensorType, bytes: Vec<u8>) -> Answered<Tensor> {
+fn tensor(place: &str, ty: TensorType, bytes: Vec<u8>) -> Answered<Tensor> {
     let (shape, expected, found) = (ty.shape.clone(), ty.bytes(), bytes.len());
     Tensor::from_bytes(ty, bytes)
-        .map_err(|_| Refusal::invalid(format!("input {name:?} of shape {shape} takes {expected} bytes, not {found}")))
+        .map_err(|_| Refusal::invalid(format!("{place} of shape {shape} takes {expected} bytes, not {found}")))
 }
 
 /// Elements in the field that belongs to a dtype, as bytes.
-fn typed(name: &str, dtype: DType, contents: &InferTensorContents) -> Answered<Vec<u8>> {
+fn typed(place: &str, dtype: DType, contents: &InferTensorContents) -> Answered<Vec<u8>> {
     fn collect<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> Option<[u8; N]>) -> Option<Vec<u8>> {
         let mut all = Vec::with_capacity(values.len() * N);
         for &value in values {
@@ -352,13 +397,10 @@ fn typed(name: &str, dtype: DType, contents: &InferTensorContents) -> Answered<V
         DType::F32 => collect(&c.fp32_contents, |v| Some(v.to_le_bytes())),
         DType::F64 => collect(&c.fp64_contents, |v| Some(v.to_le_bytes())),
         DType::F16 | DType::BF16 => {
-            return Err(Refusal::invalid(format!(
-                "input {name:?}: {} has no typed contents, send raw ones",
-                datatype::name(dtype)
-            )));
+            return Err(Refusal::invalid(format!("{place}: {} has no typed contents, send raw ones", datatype::name(dtype))));
         }
     };
-    bytes.ok_or_else(|| Refusal::invalid(format!("input {name:?} holds values outside the range of {}", datatype::name(dtype))))
+    bytes.ok_or_else(|| Refusal::invalid(format!("{place} holds values outside the range of {}", datatype::name(dtype))))
 }
 
 #[cfg(test)]

@@ -139,11 +139,23 @@ const CHANGES: &[(&str, Change)] = &[
     ("input as a number", |_, q| q["inputs"][0] = json!(7)),
     ("unknown output", |_, q| q["outputs"] = json!([{ "name": "no such output" }])),
     ("outputs as a string", |_, q| q["outputs"] = json!("y")),
+    ("an output twice", |_, q| q["outputs"] = json!([{ "name": "y" }, { "name": "y" }])),
+    ("an output very often", |r, q| q["outputs"] = json!(vec![json!({ "name": "y" }); 2_000 + r.below(20_000)])),
+    ("inputs without end", |r, q| {
+        let input = json!({ "name": "x", "datatype": "FP32", "shape": [0], "data": [] });
+        q["inputs"] = json!(vec![input; 2_000 + r.below(2_000)]);
+    }),
     ("output without a name", |_, q| q["outputs"] = json!([{}])),
     ("output by classification", |_, q| q["outputs"] = json!([{ "name": "y", "parameters": { "classification": 3 } }])),
     ("binary_data as a string", |_, q| q["outputs"] = json!([{ "name": "y", "parameters": { "binary_data": "yes" } }])),
     ("id as a number", |_, q| q["id"] = json!(1)),
     ("parameters as an array", |_, q| q["parameters"] = json!([1])),
+    ("parameters in a parameter", |_, q| q["parameters"] = json!({ "a": { "b": 1 } })),
+    ("a list as a parameter", |r, q| q["parameters"] = json!({ "a": vec![0; r.below(100_000)] })),
+    ("parameters without end", |r, q| {
+        let parameters: Map<String, Value> = (0..2_000 + r.below(20_000)).map(|i| (i.to_string(), json!(i))).collect();
+        q["parameters"] = json!(parameters);
+    }),
     ("timeout as a string", |_, q| q["parameters"] = json!({ "timeout": "1" })),
     ("binary_data_output as a number", |_, q| q["parameters"] = json!({ "binary_data_output": 1 })),
     ("shared memory", |_, q| set(q, "parameters", json!({ "shared_memory_region": "/etc/passwd" }))),
@@ -263,6 +275,10 @@ const ATTACKS: &[(&str, Expect, Attack)] = &[
     }),
     ("an unknown version", Expect::Refusal, |_, t, c| {
         c.try_request("POST", &format!("/v2/models/{}/versions/7/infer", t.model), &[], b"{}")
+    }),
+    ("a page of another site", Expect::Refusal, |r, t, c| {
+        let site = r.pick(&["cross-site", "same-site"]);
+        post(c, t, &[("Sec-Fetch-Site", site)], t.valid.to_string().as_bytes())
     }),
     ("another method", Expect::Refusal, |r, t, c| {
         let method = r.pick(&["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"]);

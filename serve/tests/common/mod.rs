@@ -6,14 +6,14 @@ pub mod client;
 pub mod hostile;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use meganeura_serve::{
-    Answer, AxisSize, Checkpoint, DType, ModelCard, Options, Output, Preparation, Progress, Refusal, Rollback, SampleAxis,
-    Served, Server, Shape, Stop, Tensor, TensorCard, TensorType, TrainJob, TrainOutcome, Wake,
+    Answer, AxisSize, Checkpoint, DType, EngineFailed, ModelCard, Options, Output, Preparation, Progress, Refusal, Rollback,
+    SampleAxis, Served, Server, Shape, Stop, Tensor, TensorCard, TensorType, TrainJob, TrainOutcome, Wake,
 };
 
 pub use client::{Client, Reply};
@@ -27,6 +27,33 @@ pub struct Knobs {
     pub slow: AtomicU64,
     /// Executions that fail from now on.
     pub failures: AtomicUsize,
+    /// Whether the next execution panics.
+    pub panics: AtomicBool,
+    /// While it is set, executions and pieces of training do not end.
+    pub held: AtomicBool,
+    /// What the engine had run, in order.
+    pub work: Mutex<Vec<Work>>,
+    /// How many numbers a sample of `y` has, where that is not 0.
+    pub long: AtomicUsize,
+    pub checkpoints: AtomicUsize,
+    /// Checkpoints that are being written, and the most that ever were.
+    pub writers: AtomicUsize,
+    pub most_writers: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Batch,
+    Piece,
+}
+
+impl Knobs {
+    fn begin(&self, work: Work) {
+        self.work.lock().expect("no test panics here").push(work);
+        while self.held.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Doubles `x`, counts `ids` up by one, and inverts `on`; every sample for itself.
@@ -90,17 +117,22 @@ impl Served for Fake {
     }
 
     fn run(&mut self, inputs: &[Tensor]) -> Result<Answer, Refusal> {
+        self.knobs.begin(Work::Batch);
         let slow = self.knobs.slow.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(slow));
         if self.knobs.failures.load(Ordering::Relaxed) > 0 {
             self.knobs.failures.fetch_sub(1, Ordering::Relaxed);
             return Err(Refusal::unavailable("the device was lost"));
         }
+        assert!(!self.knobs.panics.load(Ordering::Relaxed), "a bug");
         let [x, ids, on] = inputs else { return Err(Refusal::internal("three inputs")) };
         let samples = x.shape()[0];
         self.knobs.executions.fetch_add(1, Ordering::Relaxed);
         self.knobs.largest.fetch_max(samples, Ordering::Relaxed);
-        let y: Vec<f64> = x.to_f64_vec().iter().map(|v| v * 2.0).collect();
+        let y = match self.knobs.long.load(Ordering::Relaxed) {
+            0 => Tensor::from_f64(DType::F32, x.shape().clone(), &x.to_f64_vec().iter().map(|v| v * 2.0).collect::<Vec<_>>()),
+            long => Tensor::from_f64(DType::F32, [samples, long], &vec![0.0; samples * long]),
+        };
         let ids = ids.to_i64_vec();
         let next: Vec<i64> = (0..2).flat_map(|c| ids.iter().skip(c).step_by(2).map(|v| v + 1).collect::<Vec<_>>()).collect();
         let off: Vec<u8> = on.bytes().iter().map(|b| 1 - b).collect();
@@ -108,7 +140,7 @@ impl Served for Fake {
         let output = |name: &str, tensor, samples| Output { name: name.into(), tensor, samples };
         Ok(Answer {
             outputs: vec![
-                output("y", Tensor::from_f64(DType::F32, x.shape().clone(), &y), row),
+                output("y", y, row),
                 output("next", Tensor::from_i64(DType::I64, [2, samples], &next), Some(SampleAxis { axis: 1, span: 1 })),
                 output("off", Tensor::from_bytes(TensorType::new(DType::Bool, [samples]), off).unwrap(), row),
             ],
@@ -129,6 +161,7 @@ impl Served for Fake {
     }
 
     fn train(&mut self, _: &Wake) -> Result<Progress, Refusal> {
+        self.knobs.begin(Work::Piece);
         let Some((job, losses)) = &mut self.job else { return Err(Refusal::internal("no job")) };
         losses.push(1.0 / (losses.len() + 1) as f64);
         let loss = losses.last().copied();
@@ -143,8 +176,15 @@ impl Served for Fake {
     }
 
     fn checkpoint(&mut self) -> Result<Box<dyn FnOnce() -> Result<Checkpoint, Refusal> + Send>, Refusal> {
-        let weight_version = self.version;
-        Ok(Box::new(move || Ok(Checkpoint { checkpoint: format!("version-{weight_version}"), weight_version })))
+        let (weight_version, knobs) = (self.version, self.knobs.clone());
+        Ok(Box::new(move || {
+            let writers = knobs.writers.fetch_add(1, Ordering::AcqRel) + 1;
+            knobs.most_writers.fetch_max(writers, Ordering::AcqRel);
+            std::thread::sleep(Duration::from_millis(knobs.slow.load(Ordering::Relaxed)));
+            knobs.writers.fetch_sub(1, Ordering::AcqRel);
+            knobs.checkpoints.fetch_add(1, Ordering::AcqRel);
+            Ok(Checkpoint { checkpoint: format!("version-{weight_version}"), weight_version })
+        }))
     }
 
     fn roll_back(&mut self) -> Result<Rollback, Refusal> {
@@ -159,7 +199,7 @@ pub struct Running {
     pub address: SocketAddr,
     pub knobs: Arc<Knobs>,
     stop: Stop,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), EngineFailed>>>,
 }
 
 impl Running {
@@ -182,9 +222,15 @@ impl Running {
         self.stop.stop();
     }
 
-    pub fn join(mut self) {
+    /// Stops, and says how that ended.
+    pub fn join(mut self) -> Result<(), EngineFailed> {
         self.stop.stop();
-        self.thread.take().expect("not joined yet").join().expect("the server ends well");
+        self.thread.take().expect("not joined yet").join().expect("the server ends")
+    }
+
+    /// Whether it ended by itself.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     pub fn client(&self) -> Client {

@@ -7,11 +7,17 @@ use meganeura::Error;
 use meganeura::live::{Compilation, Compiled, InputShapes};
 use meganeura_serve::Wake;
 
+/// Programs that may be on their way; whoever wants another one waits for one of them.
+const MAX_PENDING: usize = 8;
+
 /// What a program is for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Purpose {
     Inference(InputShapes),
-    Training,
+    /// Of the job with this number.
+    Training {
+        job: u64,
+    },
 }
 
 pub struct Finished {
@@ -57,6 +63,11 @@ impl Compiler {
     /// Whether a program for this purpose is being made.
     pub fn is_pending(&self, purpose: &Purpose) -> bool {
         self.pending.contains(purpose)
+    }
+
+    /// Whether no further program is to be ordered now.
+    pub fn is_busy(&self) -> bool {
+        self.pending.len() >= MAX_PENDING
     }
 
     /// Calls `wake` whenever a program is there. To miss none, ask for what is [finished](Compiler::finished) after this.

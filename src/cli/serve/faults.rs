@@ -8,24 +8,62 @@ use std::sync::Arc;
 use http::{answer, post, tensor};
 use meganeura::live::{DeviceSource, Live, LiveOptions, LiveTraining};
 use meganeura::runtime::fault::{Fault, Site};
-use meganeura::{Bindings, DeviceSelector};
-use meganeura_serve::{Options, Served, Server};
+use meganeura::{Bindings, DType, DeviceSelector, Tensor};
+use meganeura_serve::{Options, Progress, RefusalKind, Served, Server, TrainJob, Wake};
 use serde_json::{Value, json};
 
 use super::served::{LiveModel, LoadError};
+
+fn model(name: &str, devices: &Arc<DeviceSource>) -> Result<LiveModel, LoadError> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/digits-cnn.onnx");
+    let options = LiveOptions { training: Some(LiveTraining::default()), ..LiveOptions::default() };
+    LiveModel::new(name.into(), Live::open(path, options, devices.clone())?, &Bindings::default(), devices, 1)
+}
+
+#[test]
+fn a_job_whose_device_an_inference_loses_is_over() {
+    let devices = Arc::new(DeviceSource::new(DeviceSelector::Auto));
+    let mut model = model("a", &devices).unwrap();
+    let image = |samples: usize| Tensor::from_f32([samples, 1, 8, 8], &vec![0.5; samples * 64]);
+    let job = || TrainJob {
+        inputs: vec![("image".into(), image(2))],
+        targets: Some(Tensor::from_i64(DType::I64, [2], &[3, 8])),
+        loss: "cross_entropy".into(),
+        output: None,
+        optimizer: "sgd".into(),
+        learning_rate: 0.1,
+        steps: 3,
+    };
+    let (sender, woken) = std::sync::mpsc::channel();
+    let wake: Wake = Arc::new(move || sender.send(()).unwrap());
+    let advance = |model: &mut LiveModel| loop {
+        match model.train(&wake) {
+            Ok(Progress::Waits) => woken.recv().unwrap(),
+            progress => break progress,
+        }
+    };
+    model.begin_training(job()).unwrap();
+    assert!(matches!(advance(&mut model), Ok(Progress::Continues { loss: Some(_) })));
+    devices.current().unwrap().inject(Site::Submission, 0, Fault::Lost);
+    model.run(&[image(1)]).unwrap_err();
+    assert!(model.may_train(true));
+    assert_eq!(advance(&mut model).unwrap_err().kind, RefusalKind::Unavailable);
+
+    model.begin_training(job()).unwrap();
+    let outcome = loop {
+        if let Progress::Done(outcome) = advance(&mut model).unwrap() {
+            break outcome;
+        }
+    };
+    assert_eq!((outcome.published, outcome.weight_version), (true, 1));
+}
 
 #[test]
 fn a_device_that_fails_is_503_and_the_next_request_works() {
     let devices = Arc::new(DeviceSource::new(DeviceSelector::Auto));
     let shared = devices.clone();
     let load = move || {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/digits-cnn.onnx");
-        let options = LiveOptions { training: Some(LiveTraining::default()), ..LiveOptions::default() };
-        let models = ["a", "b"].map(|name| {
-            let live = Live::open(path, options.clone(), shared.clone())?;
-            let model = LiveModel::new(name.into(), live, &Bindings::default(), &shared, 1)?;
-            Ok(Box::new(model) as Box<dyn Served>)
-        });
+        let models = ["a", "b"].map(|name| Ok(Box::new(model(name, &shared)?) as Box<dyn Served>));
         models.into_iter().collect::<Result<Vec<_>, LoadError>>()
     };
     let options = Options { listen: ([127, 0, 0, 1], 0).into(), max_train_steps: 100, ..Options::default() };
@@ -61,5 +99,5 @@ fn a_device_that_fails_is_503_and_the_next_request_works() {
     let (status, report) = train(1);
     assert_eq!((status, &report["weight_version"]), (200, &json!(2)), "{report}");
     stop.stop();
-    serving.join().unwrap();
+    serving.join().unwrap().unwrap();
 }

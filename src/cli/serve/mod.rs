@@ -4,6 +4,7 @@ mod batching;
 mod compiler;
 #[cfg(test)]
 mod faults;
+mod refusals;
 mod served;
 
 use std::net::SocketAddr;
@@ -73,7 +74,7 @@ struct NetworkArgs {
     /// Bytes of one body
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     max_body: usize,
-    /// Bytes of all bodies that are being served
+    /// Bytes of all bodies that are being served, and of answers on their way
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = parse_size)]
     max_memory: usize,
     /// Requests that wait; more get 429
@@ -178,8 +179,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     for address in server.addresses() {
         eprintln!("serving at http://{address}");
     }
-    server.run();
-    Ok(())
+    server.run().map_err(|error| Failure { message: error.to_string(), code: FAILED })
 }
 
 fn failure(error: ServeError<LoadError>) -> Failure {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use meganeura::ir::SampleDependence;
-use meganeura::live::{DeviceSource, InputShapes, Live, LiveError, Outcome, TrainReport, TrainRequest};
-use meganeura::runtime::SessionError;
+use meganeura::live::{DeviceSource, InputShapes, Live, Outcome, TrainReport, TrainRequest};
 use meganeura::{Bindings, DType, Dim, Error, Loss, Model, Optimizer, Shape, Tensor};
 use meganeura_serve::{
     Answer, AxisSize, Checkpoint, ModelCard, Output, Preparation, Progress, Refusal, Rollback, Served, TensorCard, TrainJob,
@@ -14,6 +13,7 @@ use meganeura_serve::{
 
 use super::batching::Trial;
 use super::compiler::{Compiler, Finished, Purpose};
+use super::refusals::refusal;
 
 /// Failures to compile that are remembered, so that the next request of these shapes gets its reason.
 const MAX_FAILURES: usize = 64;
@@ -35,6 +35,8 @@ pub struct LiveModel {
     /// A job whose program is being compiled, and the reason why it cannot be.
     waiting: Option<TrainRequest>,
     training_failure: Option<Error>,
+    /// Jobs so far.
+    jobs: u64,
 }
 
 impl LiveModel {
@@ -59,7 +61,8 @@ impl LiveModel {
         {
             live.install(compilation.run()?);
         }
-        let mut model = LiveModel { card, live, compiler, failures: BTreeMap::new(), waiting: None, training_failure: None };
+        let mut model =
+            LiveModel { card, live, compiler, failures: BTreeMap::new(), waiting: None, training_failure: None, jobs: 0 };
         if let Some(one) = trial.one {
             model.warm(&one, max_batch)?;
         }
@@ -100,7 +103,9 @@ impl LiveModel {
                     }
                     self.failures.insert(shapes, refusal(error));
                 }
-                (Purpose::Training, Err(error)) => self.training_failure = Some(error),
+                (Purpose::Training { job }, Err(error)) if job == self.jobs => self.training_failure = Some(error),
+                // The job was given up.
+                (Purpose::Training { .. }, Err(_)) => {}
             }
         }
     }
@@ -130,6 +135,10 @@ impl Served for LiveModel {
         if let Some(reason) = self.failures.remove(&shapes) {
             return Err(reason);
         }
+        // Whoever asks for ever new shapes gets in line: the next program that is there wakes the engine, which asks again.
+        if self.compiler.is_busy() && self.live.missing_inference(&shapes).map_err(refusal)?.is_some() {
+            return Ok(Preparation::Pending);
+        }
         match self.order(shapes).map_err(refusal)? {
             true => Ok(Preparation::Ready),
             false => Ok(Preparation::Pending),
@@ -150,10 +159,14 @@ impl Served for LiveModel {
     }
 
     fn begin_training(&mut self, job: TrainJob) -> Result<(), Refusal> {
+        let loss = Loss::from_name(&job.loss).map_err(|e| refusal(e.into()))?;
+        if loss == Loss::Output && job.targets.is_some() {
+            return Err(Refusal::invalid("targets: the loss \"output\" takes none"));
+        }
         let request = TrainRequest {
             inputs: job.inputs,
             target: job.targets,
-            loss: Loss::from_name(&job.loss).map_err(|e| refusal(e.into()))?,
+            loss,
             output: job.output,
             optimizer: Optimizer::from_name(&job.optimizer).map_err(|e| refusal(e.into()))?,
             learning_rate: job.learning_rate,
@@ -162,12 +175,14 @@ impl Served for LiveModel {
         // What does not fit is known before anything is compiled.
         self.live.missing_training(&request).map_err(refusal)?;
         self.training_failure = None;
+        self.jobs += 1;
         self.waiting = Some(request);
         Ok(())
     }
 
     fn may_train(&self, requests_wait: bool) -> bool {
-        self.waiting.is_some() || self.live.may_advance(requests_wait)
+        // That a job is gone is told at once.
+        self.waiting.is_some() || !self.live.is_training() || self.live.may_advance(requests_wait)
     }
 
     fn may_train_at(&self) -> Option<Instant> {
@@ -184,13 +199,20 @@ impl Served for LiveModel {
             match self.live.missing_training(&request).map_err(refusal)? {
                 None => self.live.start(&request).map_err(refusal)?,
                 Some(compilation) => {
-                    if !self.compiler.is_pending(&Purpose::Training) {
-                        self.compiler.order(Purpose::Training, compilation);
+                    let purpose = Purpose::Training { job: self.jobs };
+                    if !self.compiler.is_pending(&purpose) {
+                        self.compiler.order(purpose, compilation);
                     }
                     self.waiting = Some(request);
                     return Ok(Progress::Waits);
                 }
             }
+        }
+        if !self.live.is_training() {
+            // An inference lost the device, or a rollback failed half-way.
+            return Err(Refusal::unavailable(
+                "the job was given up, because the device failed; the weights are those from before",
+            ));
         }
         let before = self.live.losses().len();
         match self.live.advance().map_err(refusal)? {
@@ -213,8 +235,8 @@ impl Served for LiveModel {
     }
 
     fn roll_back(&mut self) -> Result<Rollback, Refusal> {
-        let interrupted = self.waiting.take().is_some();
         let rollback = self.live.rollback().map_err(refusal)?;
+        let interrupted = self.waiting.take().is_some();
         Ok(Rollback {
             weight_version: rollback.version,
             restored_version: rollback.checkpoint,
@@ -263,37 +285,5 @@ fn card(name: String, model: &Model, bindings: &Bindings, trial: &Trial) -> Mode
         outputs: outputs.collect(),
         batched: trial.batched,
         facts: vec![("parameters".into(), weights.to_string()), ("producer".into(), model.imported().producer().to_string())],
-    }
-}
-
-/// An error as clients see it: their own, one of the moment, or one of the server.
-fn refusal(error: Error) -> Refusal {
-    let message = error.to_string();
-    if error.device().is_some() {
-        return Refusal::unavailable(message);
-    }
-    match error {
-        Error::Compile(_) => Refusal::too_large(message),
-        Error::Live(LiveError::Busy) => Refusal::busy(message),
-        Error::Live(LiveError::NoTraining | LiveError::NoFolder) => Refusal::unimplemented(message),
-        Error::Session(
-            SessionError::InputType { .. }
-            | SessionError::UnknownInput { .. }
-            | SessionError::MissingInput(_)
-            | SessionError::DuplicateInput(_)
-            | SessionError::Word(_),
-        ) => Refusal::invalid(message),
-        Error::Session(_) | Error::Parameter(_) | Error::Verify(_) | Error::Write(_) | Error::Graph(_) => {
-            Refusal::internal(message)
-        }
-        _ => Refusal::invalid(without_path(message, &error)),
-    }
-}
-
-/// Clients need not know where the operator keeps models.
-fn without_path(message: String, error: &Error) -> String {
-    match error {
-        Error::Import { source, .. } => source.to_string(),
-        _ => message,
     }
 }
