@@ -346,7 +346,7 @@ impl Contraction<'_, '_> {
     fn reciprocal(&mut self, power: ExprId) -> ExprId {
         let b = &mut self.kernel.e.b;
         let bits = b.bitcast(Scalar::U32, power);
-        let one_twice = b.literal(Literal::U32(2 * 127 << 23));
+        let one_twice = b.literal(Literal::U32((2 * 127) << 23));
         let bits = b.binary(BinaryOp::Sub, one_twice, bits);
         b.bitcast(Scalar::F32, bits)
     }
