@@ -40,8 +40,8 @@ def main():
     modes = offered(arguments.meganeura)
     pytorch = pytorch_best(arguments, only, modes)
     cells, gates, device = [], [], {}
-    for name in only:
-        for mode in modes:
+    for mode in modes:
+        for name in only:
             gates.append(gate(arguments, name, mode))
             for model in dict.fromkeys(model for model, _ in PHASES.values()):
                 measured, device = measure(arguments, name, mode, model)
@@ -49,18 +49,17 @@ def main():
                     cell["pytorch_ms"] = pytorch.get((name, mode, cell["phase"]))
                     cells.append(cell)
                     print(f"{name} {mode} {cell['phase']}: {cell['median_ms']:.3f} ms", flush=True)
-        write(arguments, previous, cells, gates, device, pytorch)
+            write(arguments, previous, only, cells, gates, device, pytorch)
     print(f"wrote {arguments.output}")
     failed = [f"{row['workload']} {row['mode']}" for row in gates if row["passed"] is False]
     if failed:
         sys.exit(f"past the bounds: {', '.join(failed)}")
 
 
-def write(arguments, previous, cells, gates, device, pytorch):
-    """Writes what was measured so far beside what the file has of other workloads."""
-    done = {cell["workload"] for cell in cells}
-    kept = lambda key: [row for row in previous.get(key, []) if row["workload"] not in done]
-    order = lambda row: WORKLOADS.index(row["workload"])
+def write(arguments, previous, only, cells, gates, device, pytorch):
+    """Writes what was measured so far, so that a run that is cut short leaves it, beside what the file has of other workloads."""
+    kept = lambda key: [row for row in previous.get(key, []) if row["workload"] not in only]
+    order = lambda row: (WORKLOADS.index(row["workload"]), MODES.index(row["mode"]))
     data = {
         "commit": arguments.commit,
         "date": datetime.date.today().isoformat(),
