@@ -1,8 +1,12 @@
 //! Several requests as one execution, and its outputs as several answers.
 
+use std::collections::VecDeque;
+
 use meganeura_ir::{SampleAxis, Shape, Tensor, TensorType};
 
+use crate::engine::InferJob;
 use crate::refusal::Refusal;
+use crate::served::{Answer, Served};
 
 /// The sizes of executions: powers of two up to `max`, and `max` itself. The smallest that holds `rows` samples.
 pub(crate) fn bucket(rows: usize, max: usize) -> usize {
@@ -44,6 +48,52 @@ pub(crate) fn cut(output: &Tensor, at: SampleAxis, first: usize, count: usize) -
     }
     let cut: Shape = shape.iter().enumerate().map(|(axis, &size)| if axis == at.axis { rows } else { size }).collect();
     Tensor::from_bytes(TensorType::new(output.dtype(), cut), bytes).map_err(|e| Refusal::internal(e.to_string()))
+}
+
+/// The oldest requests that fit `size` samples together.
+pub(crate) fn take_rows(jobs: &mut VecDeque<InferJob>, size: usize) -> Vec<InferJob> {
+    let mut taken = Vec::new();
+    let mut rows = 0;
+    while let Some(next) = jobs.front().and_then(|job| job.rows)
+        && rows + next <= size
+        && let Some(job) = jobs.pop_front()
+    {
+        rows += next;
+        taken.push(job);
+    }
+    taken
+}
+
+/// Outputs of each request.
+type Parts = Vec<Vec<(String, Tensor)>>;
+
+/// Runs requests as one execution of `size` samples, or one request as it is. Returns the version of the weights, and the outputs of each request.
+pub(crate) fn execute(served: &mut dyn Served, jobs: &[InferJob], size: Option<usize>) -> Result<(u64, Parts), Refusal> {
+    let [first, ..] = jobs else { return Ok((served.weight_version(), Vec::new())) };
+    let Some(size) = size else {
+        let Answer { outputs, weight_version } = served.run(&first.inputs)?;
+        return Ok((weight_version, vec![outputs.into_iter().map(|output| (output.name, output.tensor)).collect()]));
+    };
+    let joined = (0..first.inputs.len()).map(|input| {
+        let parts: Vec<&Tensor> = jobs.iter().filter_map(|job| job.inputs.get(input)).collect();
+        join(&parts, size)
+    });
+    let joined = joined.collect::<Result<Vec<_>, _>>()?;
+    let Answer { outputs, weight_version } = served.run(&joined)?;
+    let mut row = 0;
+    let parts = jobs.iter().map(|job| {
+        let (start, rows) = (row, job.rows.unwrap_or(0));
+        row += rows;
+        let own = outputs.iter().map(|output| {
+            if rows == size {
+                return Ok((output.name.clone(), output.tensor.clone()));
+            }
+            let at = output.samples.ok_or_else(|| Refusal::internal(format!("output {:?} mixes samples", output.name)))?;
+            Ok((output.name.clone(), cut(&output.tensor, at, start, rows)?))
+        });
+        own.collect()
+    });
+    Ok((weight_version, parts.collect::<Result<Parts, Refusal>>()?))
 }
 
 #[cfg(test)]

@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 use meganeura_ir::{Shape, Tensor};
 use tokio::sync::oneshot;
 
-use crate::batch::{bucket, cut, join, shape_of};
+use crate::batch::{bucket, execute, shape_of, take_rows};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
-use crate::served::{
-    Answer, Checkpoint, ModelCard, Preparation, Progress, Rollback, Served, Timing, TrainJob, TrainOutcome, Wake,
-};
+use crate::served::{Checkpoint, ModelCard, Preparation, Progress, Rollback, Served, Timing, TrainJob, TrainOutcome, Wake};
 
 /// Training jobs of one model that wait, besides the one in progress.
 const MAX_TRAIN_QUEUE: usize = 4;
@@ -587,49 +585,4 @@ fn prepare(served: &mut dyn Served, group: &Group, max_batch: usize, wake: &Wake
             Preparation::Pending => return Ok(None),
         }
     }
-}
-
-/// The oldest requests that fit `size` samples together.
-fn take_rows(jobs: &mut VecDeque<InferJob>, size: usize) -> Vec<InferJob> {
-    let mut taken = Vec::new();
-    let mut rows = 0;
-    while let Some(next) = jobs.front().and_then(|job| job.rows)
-        && rows + next <= size
-        && let Some(job) = jobs.pop_front()
-    {
-        rows += next;
-        taken.push(job);
-    }
-    taken
-}
-
-type Parts = Vec<Vec<(String, Tensor)>>;
-
-/// Runs requests as one execution of `size` samples, or one request as it is. Returns the version of the weights, and the outputs of each request.
-fn execute(served: &mut dyn Served, jobs: &[InferJob], size: Option<usize>) -> Result<(u64, Parts), Refusal> {
-    let [first, ..] = jobs else { return Ok((served.weight_version(), Vec::new())) };
-    let Some(size) = size else {
-        let Answer { outputs, weight_version } = served.run(&first.inputs)?;
-        return Ok((weight_version, vec![outputs.into_iter().map(|output| (output.name, output.tensor)).collect()]));
-    };
-    let joined = (0..first.inputs.len()).map(|input| {
-        let parts: Vec<&Tensor> = jobs.iter().filter_map(|job| job.inputs.get(input)).collect();
-        join(&parts, size)
-    });
-    let joined = joined.collect::<Result<Vec<_>, _>>()?;
-    let Answer { outputs, weight_version } = served.run(&joined)?;
-    let mut row = 0;
-    let parts = jobs.iter().map(|job| {
-        let (start, rows) = (row, job.rows.unwrap_or(0));
-        row += rows;
-        let own = outputs.iter().map(|output| {
-            if rows == size {
-                return Ok((output.name.clone(), output.tensor.clone()));
-            }
-            let at = output.samples.ok_or_else(|| Refusal::internal(format!("output {:?} mixes samples", output.name)))?;
-            Ok((output.name.clone(), cut(&output.tensor, at, start, rows)?))
-        });
-        own.collect()
-    });
-    Ok((weight_version, parts.collect::<Result<Parts, Refusal>>()?))
 }
