@@ -34,9 +34,9 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
 
 /// What a workgroup of the kernel of `node` takes.
 pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgroup {
-    let tiled = attention(graph, node).and_then(|spec| tiles::tiles(&spec, profile).map(|tiles| (tiles, tiles.words(&spec))));
+    let tiled = attention(graph, node).and_then(|spec| tiles::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
     match tiled {
-        Some((tiles, words)) => Workgroup { invocations: tiles.invocations() as u32, vectors: [words, 0], scalars: 0 },
+        Some(words) => Workgroup { invocations: tiles::WORKGROUP as u32, vectors: [words, 0], scalars: 0 },
         None => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
     }
 }
@@ -45,7 +45,7 @@ pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgr
 pub(super) fn emit(kernel: &mut KernelEmitter, node: NodeId, profile: &DeviceProfile) -> [u32; 3] {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
     let tiles = tiles::tiles(&spec, profile);
-    let memory = tiles.map(|tiles| tile::Memory::new(kernel, tiles.words(&spec)));
+    let memory = tiles.map(|tiles| tile::Memory::new(kernel, tiles.stage_words(&spec), tiles.words(&spec)));
     let mut family = Family { kernel, spec, memory };
     match (family.spec.role, tiles) {
         (Role::Output | Role::LogSumExp, Some(tiles)) => family.forward_tiled(tiles, profile),

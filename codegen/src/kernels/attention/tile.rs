@@ -3,6 +3,8 @@
 //! A workgroup's invocations form a grid. Each computes the elements of a product of two tiles at its own rows of the one and of the other,
 //! which are as far apart as the grid is wide, so that neighbours read neighbouring rows. All is read as vectors of four along the rows.
 
+use std::ops::Range;
+
 use meganeura_ir::{CompareOp, NodeId};
 
 use super::{Family, Place};
@@ -19,22 +21,36 @@ pub fn pitch(columns: usize) -> usize {
     (columns.div_ceil(VECTOR) | 1) * VECTOR
 }
 
-/// The workgroup memory of a kernel: one array, so that kernels which share a dispatch share it.
+/// The workgroup memory of a kernel: one array, so that kernels which share a dispatch share it. Stages of a kernel take two halves of it in
+/// turn, so that no invocation waits until the others are done with a stage.
 pub struct Memory {
     array: SlotId,
-    used: usize,
+    /// Words of each half.
+    half: usize,
 }
 
 impl Memory {
-    pub fn new(kernel: &mut KernelEmitter, words: usize) -> Self {
-        Memory { array: kernel.e.b.shared_vectors(Scalar::F32, words as u32), used: 0 }
+    pub fn new(kernel: &mut KernelEmitter, half: usize, words: usize) -> Self {
+        Memory { array: kernel.e.b.shared_vectors(Scalar::F32, words as u32), half }
     }
 
-    /// The next tile of `rows` of `columns`.
-    pub fn tile(&mut self, (rows, columns): (usize, usize)) -> Tile {
-        let tile = Tile { array: self.array, base: self.used, rows, pitch: pitch(columns) };
-        self.used += rows * tile.pitch;
-        tile
+    /// Tiles of these rows and columns for a stage.
+    fn stage(&self, stage: usize, shapes: &[(usize, usize)]) -> Vec<Tile> {
+        self.tiles(stage % 2 * self.half, shapes)
+    }
+
+    /// The tile behind both halves.
+    pub fn behind(&self, (rows, columns): (usize, usize)) -> Tile {
+        Tile { array: self.array, base: 2 * self.half, rows, pitch: pitch(columns) }
+    }
+
+    fn tiles(&self, mut base: usize, shapes: &[(usize, usize)]) -> Vec<Tile> {
+        let tile = |&(rows, columns): &(usize, usize)| {
+            let tile = Tile { array: self.array, base, rows, pitch: pitch(columns) };
+            base += rows * tile.pitch;
+            tile
+        };
+        shapes.iter().map(tile).collect()
     }
 }
 
@@ -93,13 +109,32 @@ impl Seat {
 /// Where an element lies, by row and column.
 pub type ElementAt<'a> = &'a dyn Fn(&Attention, &Index, &Index) -> Vec<Index>;
 
-/// Rows of a tensor on their way to a tile.
+/// Rows of a tensor, times a factor.
+#[derive(Clone, Copy)]
 pub struct Source<'a> {
     pub node: NodeId,
     pub at: ElementAt<'a>,
     pub rows: usize,
     pub size: usize,
     pub factor: f64,
+}
+
+impl<'a> Source<'a> {
+    /// `count` rows from `first` on, and these columns of them.
+    pub fn part(&self, first: &Index, count: usize, columns: &Range<usize>) -> Load<'a> {
+        Load { source: *self, first: first.clone(), count, width: columns.len(), columns: columns.clone() }
+    }
+}
+
+/// A part of a source that becomes a tile: `count` rows from `first` on, and a range of columns. Rows past the end are the last one.
+#[derive(Clone)]
+pub struct Load<'a> {
+    pub source: Source<'a>,
+    pub first: Index,
+    pub count: usize,
+    pub columns: Range<usize>,
+    /// Columns of the tile: not fewer than are loaded.
+    pub width: usize,
 }
 
 /// An element of a tile that an invocation brings there, where the condition holds.
@@ -157,15 +192,20 @@ impl Family<'_, '_> {
             .collect()
     }
 
-    /// Loads the elements of a tile's rows that an invocation brings, from row `first` of the source on. Rows past the end are the last one.
-    pub fn fetch(&mut self, seat: &Seat, tile: Tile, source: &Source, first: &Index) -> Vec<ExprId> {
-        let spots = self.spots(seat, tile.rows, source.size.next_multiple_of(VECTOR));
+    /// Loads the elements that an invocation brings.
+    pub fn fetch(&mut self, seat: &Seat, loads: &[Load]) -> Vec<ExprId> {
+        loads.iter().flat_map(|load| self.fetch_one(seat, load)).collect()
+    }
+
+    fn fetch_one(&mut self, seat: &Seat, load: &Load) -> Vec<ExprId> {
+        let (source, columns) = (&load.source, load.columns.len());
+        let spots = self.spots(seat, load.count, columns.next_multiple_of(VECTOR));
         spots
             .into_iter()
             .map(|spot| {
-                let row = self.clamped(first.add(&spot.row), source.rows);
-                let within = self.below(&spot.column, source.size);
-                let column = self.clamped(spot.column, source.size);
+                let row = self.clamped(load.first.add(&spot.row), source.rows);
+                let within = self.below(&spot.column, columns);
+                let column = self.clamped(spot.column, columns).shift(load.columns.start as i64);
                 let at = (source.at)(&self.spec, &row, &column);
                 let value = self.kernel.e.eval(source.node, &at);
                 let value = self.scaled(value, source.factor);
@@ -174,18 +214,24 @@ impl Family<'_, '_> {
             .collect()
     }
 
-    /// Stores what was loaded for `columns` columns of a tile.
-    pub fn put(&mut self, seat: &Seat, tile: Tile, columns: usize, values: &[ExprId]) {
-        let spots = self.spots(seat, tile.rows, columns.next_multiple_of(VECTOR));
-        for (spot, &value) in spots.iter().zip(values) {
-            if spot.active.is_some() {
-                self.kernel.e.b.begin_if();
-            }
-            self.put_one(tile, &spot.row, &spot.column, value);
-            if let Some(active) = spot.active {
-                self.kernel.e.b.end_if(active);
+    /// Stores what was loaded for a stage, and returns its tiles: those of the loads, and more of these shapes.
+    pub fn put(&mut self, seat: &Seat, stage: usize, loads: &[Load], values: &[ExprId], more: &[(usize, usize)]) -> Vec<Tile> {
+        let shapes: Vec<_> = loads.iter().map(|load| (load.count, load.width)).chain(more.iter().copied()).collect();
+        let Some(tiles) = self.memory.as_ref().map(|memory| memory.stage(stage, &shapes)) else { return Vec::new() };
+        let mut values = values.iter();
+        for (load, &tile) in loads.iter().zip(&tiles) {
+            for spot in self.spots(seat, load.count, load.columns.len().next_multiple_of(VECTOR)) {
+                let Some(&value) = values.next() else { continue };
+                if spot.active.is_some() {
+                    self.kernel.e.b.begin_if();
+                }
+                self.put_one(tile, &spot.row, &spot.column, value);
+                if let Some(active) = spot.active {
+                    self.kernel.e.b.end_if(active);
+                }
             }
         }
+        tiles
     }
 
     pub fn put_one(&mut self, tile: Tile, row: &Index, column: &Index, value: ExprId) {
@@ -210,10 +256,9 @@ impl Family<'_, '_> {
         (0..count).map(|_| self.kernel.e.b.declare(zero)).collect()
     }
 
-    /// The products of an invocation's rows of both tiles over `size` columns, row by row.
-    pub fn products(&mut self, seat: &Seat, lhs: Tile, rhs: Tile, size: usize) -> Vec<ExprId> {
+    /// Adds the products of an invocation's rows of both tiles over `size` columns, row by row.
+    pub fn add_products(&mut self, seat: &Seat, sums: &[SlotId], (lhs, rhs): (Tile, Tile), size: usize) {
         let (rows, columns) = (seat.rows(lhs.rows), seat.columns(rhs.rows));
-        let sums = self.accumulators(rows.len() * columns.len());
         let (token, k) = self.begin_for(size.div_ceil(VECTOR), 1);
         let right: Vec<_> = columns.iter().map(|column| self.vector(rhs, &rhs.vector(column).add(&k))).collect();
         for (row, sums) in rows.iter().zip(sums.chunks(columns.len())) {
@@ -225,7 +270,6 @@ impl Family<'_, '_> {
             }
         }
         self.kernel.e.b.end_for(token);
-        sums.iter().map(|&slot| self.kernel.e.b.read(slot)).collect()
     }
 
     /// Adds to an invocation's elements of a result of `size` columns the product of the weights, whose columns are the rows of the tile.

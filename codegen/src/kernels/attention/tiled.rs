@@ -2,8 +2,8 @@
 
 use meganeura_ir::{AttentionOperand, BinaryOp, CompareOp, NodeId, UnaryOp};
 
-use super::tile::{Seat, Source, Tile};
-use super::tiles::Tiles;
+use super::tile::{Load, Seat, Source};
+use super::tiles::{Tiles, WORKGROUP};
 use super::{Family, Place, Score};
 use crate::attention::{Attention, Role};
 use crate::body::{Builtin, ExprId, Loop, SlotId};
@@ -28,6 +28,19 @@ impl Kept {
     }
 }
 
+/// What stage `j` of the products with weights brings: as many rows of each source as the grid is wide.
+fn weighted_loads<'a>(tiles: Tiles, sources: &[Source<'a>], passed: &Index, j: usize) -> Vec<Load<'a>> {
+    let lanes = tiles.grid.1;
+    let load = |source: &Source<'a>| Load {
+        source: *source,
+        first: passed.shift((j * lanes) as i64),
+        count: lanes,
+        columns: 0..source.size,
+        width: tiles.whole(source.size),
+    };
+    sources.iter().map(load).collect()
+}
+
 impl Family<'_, '_> {
     /// Divides `count` rows of `batch` among workgroups; the last ones first where they have the most to do.
     fn seat(
@@ -40,12 +53,12 @@ impl Family<'_, '_> {
         let parts = count.div_ceil(tiles.kept());
         let shape: Vec<usize> = batch.iter().copied().chain([parts]).collect();
         let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, shape.iter().product(), profile);
-        let local = self.kernel.e.b.builtin(Builtin::Local, tiles.invocations());
+        let local = self.kernel.e.b.builtin(Builtin::Local, WORKGROUP);
         let mut batch = unravel(&group, &shape);
         let part = batch.pop().unwrap_or_default();
         let part = if last_first { part.scale(-1).shift(parts as i64 - 1) } else { part };
         let (row, column) = (local.div(tiles.grid.1 as i64), local.rem(tiles.grid.1 as i64));
-        let seat = Seat { local, invocations: tiles.invocations(), row, column, grid: tiles.grid };
+        let seat = Seat { local, invocations: WORKGROUP, row, column, grid: tiles.grid };
         let first = part.scale(tiles.kept() as i64);
         let rows = seat.rows(tiles.kept());
         let places = rows
@@ -58,18 +71,69 @@ impl Family<'_, '_> {
         (seat, Kept { batch, first, rows, places }, workgroups)
     }
 
-    /// The tiles of the kernel in workgroup memory.
-    fn memory<const N: usize>(&mut self, tiles: Tiles) -> [Tile; N] {
-        let mut shapes = tiles.shapes(&self.spec).into_iter();
-        std::array::from_fn(|_| match (&mut self.memory, shapes.next()) {
-            (Some(memory), Some(shape)) => memory.tile(shape),
-            _ => unreachable!("tiled kernels have workgroup memory"),
-        })
+    /// Adds to the sums of each pair of sources, of which a workgroup keeps the first, the products of a tile of both. What the stage after the
+    /// last brings is loaded meanwhile.
+    fn staged_products(
+        &mut self,
+        (seat, tiles): (&Seat, Tiles),
+        pairs: &[(Source, Source, &[SlotId])],
+        (kept, passed): (&Index, &Index),
+        after: &[Load],
+    ) -> Vec<ExprId> {
+        let stages: Vec<([Load; 2], &[SlotId])> = pairs
+            .iter()
+            .flat_map(|&(ref own, ref other, sums)| {
+                tiles.parts(own.size).into_iter().map(move |columns| {
+                    let own = own.part(kept, tiles.kept(), &columns);
+                    ([own, other.part(passed, tiles.passed(), &columns)], sums)
+                })
+            })
+            .collect();
+        if std::env::var("ATTN_PIN").is_ok() { self.kernel.e.b.pin_loads(); }
+        let mut ahead = stages.first().map_or(Vec::new(), |(loads, _)| self.fetch(seat, loads));
+        for (i, (loads, sums)) in stages.iter().enumerate() {
+            let both = self.put(seat, i, loads, &ahead, &[]);
+            self.barrier();
+            ahead = self.fetch(seat, stages.get(i + 1).map_or(after, |(loads, _)| loads));
+            if let [own, other] = both[..] {
+                self.add_products(seat, sums, (own, other), loads[0].columns.len());
+            }
+        }
+        ahead
     }
 
-    fn load(&mut self, seat: &Seat, tile: Tile, source: &Source, first: &Index) {
-        let values = self.fetch(seat, tile, source, first);
-        self.put(seat, tile, source.size, &values);
+    /// Adds to sums the product of weights, those of an invocation row by row, and the rows of their source that are passed over. `ahead` is
+    /// what [`weighted_loads`](Self::weighted_loads) of the first stage, of the given number, name.
+    fn staged_weighted(
+        &mut self,
+        (seat, tiles, kept): (&Seat, Tiles, &Kept),
+        products: &[(Vec<ExprId>, Source, &[SlotId])],
+        passed: &Index,
+        (first_stage, mut ahead): (usize, Vec<ExprId>),
+    ) {
+        let (rows, lanes) = (tiles.kept(), tiles.grid.1);
+        let sources: Vec<Source> = products.iter().map(|(_, source, _)| *source).collect();
+        for j in 0..tiles.elements.1 {
+            let loads = weighted_loads(tiles, &sources, passed, j);
+            let both = self.put(seat, first_stage + j, &loads, &ahead, &vec![(rows, lanes); products.len()]);
+            let (values, weights) = both.split_at(products.len());
+            for (&tile, (own, ..)) in weights.iter().zip(products) {
+                for (row, own) in kept.rows.iter().zip(own.chunks(tiles.elements.1)) {
+                    self.put_one(tile, row, &seat.column, own[j]);
+                }
+            }
+            self.barrier();
+            if j + 1 < tiles.elements.1 {
+                ahead = self.fetch(seat, &weighted_loads(tiles, &sources, passed, j + 1));
+            }
+            for ((&tile, &value), (_, source, sums)) in weights.iter().zip(values).zip(products) {
+                self.add_weighted(seat, sums, tile, (value, source.size));
+            }
+        }
+        // The first stage of the next tile takes the half of memory that the first of this one took.
+        if (first_stage + tiles.elements.1) % 2 == 1 {
+            self.barrier();
+        }
     }
 
     fn visible_score(&mut self, batch: &[Index], query: &Place, key: &Place, product: ExprId) -> Score {
@@ -116,6 +180,10 @@ impl Family<'_, '_> {
         self.kernel.e.b.select(larger, a, b)
     }
 
+    fn read_all(&mut self, slots: &[SlotId]) -> Vec<ExprId> {
+        slots.iter().map(|&slot| self.kernel.e.b.read(slot)).collect()
+    }
+
     fn sum(&mut self, values: Vec<ExprId>) -> ExprId {
         let zero = self.number(0.0);
         values.into_iter().reduce(|a, b| self.binary(BinaryOp::Add, a, b)).unwrap_or(zero)
@@ -126,7 +194,9 @@ impl Family<'_, '_> {
         let Some(value) = spec.value else { unreachable!("the log-sum-exp alone has no tiles") };
         let causal = spec.dims.causal.is_some();
         let (seat, kept, workgroups) = self.seat(tiles, (&spec.batch, spec.queries), causal, profile);
-        let [q, k, v, weights, partial] = self.memory(tiles);
+        let Some(partial) = self.memory.as_ref().map(|memory| memory.behind(tiles.shared_row())) else {
+            unreachable!("tiled kernels have workgroup memory")
+        };
         let (per_row, lanes) = (tiles.elements.1, tiles.grid.1);
         let elements = seat.elements(spec.value_size);
         let lowest = self.number(f32::MIN);
@@ -141,23 +211,14 @@ impl Family<'_, '_> {
         let values = Source { node: value, at: &key_at, rows: spec.keys, size: spec.value_size, factor: 1.0 };
         let (count, start) = self.key_tiles(tiles, &kept.first);
         let (last, height) = (count as i64 - 1, tiles.passed() as i64);
-        self.load(&seat, q, &queries, &kept.first);
-        self.load(&seat, k, &keys, &start.scale(-1).shift(last).scale(height));
-        self.barrier();
-
         let start = self.kernel.e.b.index(&start);
         let (token, t) = self.kernel.e.b.begin_for(start, count, 1);
-        let tile = t.scale(-1).shift(last);
-        let first_key = tile.scale(height);
-        let next_values = self.fetch(&seat, v, &values, &first_key);
-        let next_keys = (count > 1).then(|| {
-            let b = &mut self.kernel.e.b;
-            let (before, zero) = (b.index(&tile.shift(-1)), b.i32(0));
-            let before = b.binary(BinaryOp::Max, before, zero);
-            let before = b.opaque(before, count);
-            self.fetch(&seat, k, &keys, &before.scale(height))
-        });
-        let products = self.products(&seat, q, k, spec.size);
+        let first_key = t.scale(-1).shift(last).scale(height);
+        let products = self.accumulators(kept.rows.len() * per_row);
+        let after = weighted_loads(tiles, &[values], &first_key, 0);
+        let ahead =
+            self.staged_products((&seat, tiles), &[(queries, keys, &products)], (&kept.first, &first_key), &after);
+        let products = self.read_all(&products);
         let columns = seat.columns(tiles.passed());
         let key_places: Vec<Place> = columns.iter().map(|c| self.place(first_key.add(c), spec.keys)).collect();
         let mut scores = Vec::new();
@@ -174,6 +235,7 @@ impl Family<'_, '_> {
             self.put_one(partial, row, &seat.column, own);
         }
         self.barrier();
+        let mut weights = Vec::new();
         for (r, row) in kept.rows.iter().enumerate() {
             let before = self.kernel.e.b.read(maxima[r]);
             let others = self.row(partial, row, lanes);
@@ -181,12 +243,11 @@ impl Family<'_, '_> {
             let correction = self.exp_of_difference(before, after);
             self.kernel.e.b.assign(maxima[r], after);
             let mut own = Vec::new();
-            for (column, &(keep, score)) in columns.iter().zip(&scores[r * per_row..(r + 1) * per_row]) {
+            for &(keep, score) in &scores[r * per_row..(r + 1) * per_row] {
                 let weight = self.exp_of_difference(score, after);
-                let weight = self.select(keep, weight, 0.0);
-                self.put_one(weights, row, column, weight);
-                own.push(weight);
+                own.push(self.select(keep, weight, 0.0));
             }
+            weights.extend(&own);
             let own = self.sum(own);
             self.rescale(sums[r], correction, own);
             for &slot in &out[r * elements.len()..(r + 1) * elements.len()] {
@@ -195,12 +256,8 @@ impl Family<'_, '_> {
                 self.kernel.e.b.assign(slot, value);
             }
         }
-        self.put(&seat, v, spec.value_size, &next_values);
-        if let Some(keys) = next_keys {
-            self.put(&seat, k, spec.size, &keys);
-        }
-        self.barrier();
-        self.add_weighted(&seat, &out, weights, (v, spec.value_size));
+        let stages = tiles.parts(spec.size).len();
+        self.staged_weighted((&seat, tiles, &kept), &[(weights, values, &out)], &first_key, (stages, ahead));
         self.kernel.e.b.end_for(token);
 
         for (row, &sum) in kept.rows.iter().zip(&sums) {
@@ -248,7 +305,6 @@ impl Family<'_, '_> {
         let (Some(value), Some(backward)) = (spec.value, spec.backward) else { unreachable!("derivatives read everything") };
         let causal = spec.dims.causal.is_some();
         let (seat, kept, workgroups) = self.seat(tiles, (&spec.batch, spec.queries), causal, profile);
-        let [q, dy, k, v, weights] = self.memory(tiles);
         let own: Vec<Index> = kept.places.iter().map(|place| place.at.clone()).collect();
         let [log_sum_exps, deltas] =
             [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &kept.batch, &own));
@@ -262,34 +318,28 @@ impl Family<'_, '_> {
         let keys = Source { node: spec.key, at: &key_at, rows: spec.keys, size: spec.size, factor: 1.0 };
         let values = Source { node: value, at: &key_at, rows: spec.keys, size: spec.value_size, factor: 1.0 };
         let (count, start) = self.key_tiles(tiles, &kept.first);
-        self.load(&seat, q, &queries, &kept.first);
-        self.load(&seat, dy, &cotangents, &kept.first);
-
         let start = self.kernel.e.b.index(&start);
         let (token, t) = self.kernel.e.b.begin_for(start, count, 1);
         let first_key = t.scale(-1).shift(count as i64 - 1).scale(tiles.passed() as i64);
-        let (new_keys, new_values) =
-            (self.fetch(&seat, k, &keys, &first_key), self.fetch(&seat, v, &values, &first_key));
-        self.put(&seat, k, spec.size, &new_keys);
-        self.put(&seat, v, spec.value_size, &new_values);
-        self.barrier();
-        let products = self.products(&seat, q, k, spec.size);
-        let weight_cotangents = self.products(&seat, dy, v, spec.value_size);
+        let per_row = tiles.elements.1;
+        let [products, weight_cotangents] = [(); 2].map(|()| self.accumulators(kept.rows.len() * per_row));
+        let pairs = [(queries, keys, &products[..]), (cotangents, values, &weight_cotangents[..])];
+        let after = weighted_loads(tiles, &[keys], &first_key, 0);
+        let ahead = self.staged_products((&seat, tiles), &pairs, (&kept.first, &first_key), &after);
+        let [products, weight_cotangents] = [&products, &weight_cotangents].map(|sums| self.read_all(sums));
         let columns = seat.columns(tiles.passed());
         let key_places: Vec<Place> = columns.iter().map(|c| self.place(first_key.add(c), spec.keys)).collect();
-        let per_row = tiles.elements.1;
+        let mut score_cotangents = Vec::new();
         for (r, query) in kept.sure().iter().enumerate() {
             for (c, key) in key_places.iter().enumerate() {
                 let i = r * per_row + c;
                 let score = self.visible_score(&kept.batch, query, key, products[i]);
                 let weight = self.weight(&score, log_sum_exps[r]);
-                let ds = self.score_cotangent(&score, weight, weight_cotangents[i], deltas[r]);
-                self.put_one(weights, &kept.rows[r], &columns[c], ds);
+                score_cotangents.push(self.score_cotangent(&score, weight, weight_cotangents[i], deltas[r]));
             }
         }
-        self.barrier();
-        self.add_weighted(&seat, &out, weights, (k, spec.size));
-        self.barrier();
+        let stages = tiles.parts(spec.size).len() + tiles.parts(spec.value_size).len();
+        self.staged_weighted((&seat, tiles, &kept), &[(score_cotangents, keys, &out)], &first_key, (stages, ahead));
         self.kernel.e.b.end_for(token);
 
         let role = Role::Gradient(AttentionOperand::Query);
@@ -301,7 +351,6 @@ impl Family<'_, '_> {
         let spec = self.spec.clone();
         let (Some(value), Some(backward)) = (spec.value, spec.backward) else { unreachable!("derivatives read everything") };
         let (seat, kept, workgroups) = self.seat(tiles, (&spec.own_batch(), spec.keys), false, profile);
-        let [k, v, q, dy, weights, score_cotangents] = self.memory(tiles);
         let [for_keys, for_values] =
             [AttentionOperand::Key, AttentionOperand::Value].map(|of| self.target(Role::Gradient(of)).is_some());
         let [out_keys, out_values] = [(for_keys, spec.size), (for_values, spec.value_size)]
@@ -309,10 +358,6 @@ impl Family<'_, '_> {
         let key_at = |a: &Attention, row: &Index, c: &Index| a.key_at(&kept.batch, row, c);
         let keys = Source { node: spec.key, at: &key_at, rows: spec.keys, size: spec.size, factor: spec.dims.scale.0 };
         let values = Source { node: value, at: &key_at, rows: spec.keys, size: spec.value_size, factor: 1.0 };
-        self.load(&seat, k, &keys, &kept.first);
-        if for_keys {
-            self.load(&seat, v, &values, &kept.first);
-        }
 
         let shared: Vec<usize> = spec.shared.iter().map(|&a| spec.batch[a]).collect();
         let (outer, at) = self.kernel.e.b.begin_loops(&shared);
@@ -324,40 +369,41 @@ impl Family<'_, '_> {
         let queries = Source { node: spec.query, at: &query_at, rows: spec.queries, size: spec.size, factor: 1.0 };
         let cotangents =
             Source { node: backward.cotangent, at: &query_at, rows: spec.queries, size: spec.value_size, factor: 1.0 };
-        let (new_queries, new_cotangents) =
-            (self.fetch(&seat, q, &queries, &first_query), self.fetch(&seat, dy, &cotangents, &first_query));
         let columns = seat.columns(tiles.passed());
         let own: Vec<Index> = columns.iter().map(|c| self.clamped(first_query.add(c), spec.queries)).collect();
         let [log_sum_exps, deltas] = [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &batch, &own));
-        self.put(&seat, q, spec.size, &new_queries);
-        self.put(&seat, dy, spec.value_size, &new_cotangents);
-        self.barrier();
-        let products = self.products(&seat, k, q, spec.size);
-        let weight_cotangents = for_keys.then(|| self.products(&seat, v, dy, spec.value_size));
-        let query_places: Vec<Place> = columns.iter().map(|c| self.place(first_query.add(c), spec.queries)).collect();
         let per_row = tiles.elements.1;
+        let [products, weight_cotangents] = [true, for_keys]
+            .map(|wanted| if wanted { self.accumulators(kept.rows.len() * per_row) } else { Vec::new() });
+        let pairs = [(keys, queries, &products[..]), (values, cotangents, &weight_cotangents[..])];
+        let pairs = &pairs[..if for_keys { 2 } else { 1 }];
+        let sources: Vec<Source> = [(for_keys, queries), (for_values, cotangents)]
+            .into_iter()
+            .filter_map(|(wanted, source)| wanted.then_some(source))
+            .collect();
+        let after = weighted_loads(tiles, &sources, &first_query, 0);
+        let ahead = self.staged_products((&seat, tiles), pairs, (&kept.first, &first_query), &after);
+        let [products, weight_cotangents] = [&products, &weight_cotangents].map(|sums| self.read_all(sums));
+        let query_places: Vec<Place> = columns.iter().map(|c| self.place(first_query.add(c), spec.queries)).collect();
+        let (mut weights, mut score_cotangents) = (Vec::new(), Vec::new());
         for (r, key) in kept.sure().iter().enumerate() {
             for (c, query) in query_places.iter().enumerate() {
                 let i = r * per_row + c;
                 let score = self.visible_score(&batch, query, key, products[i]);
                 let weight = self.weight(&score, log_sum_exps[c]);
-                if for_values {
-                    self.put_one(weights, &kept.rows[r], &columns[c], weight);
-                }
-                if let Some(dp) = &weight_cotangents {
-                    let ds = self.score_cotangent(&score, weight, dp[i], deltas[c]);
-                    self.put_one(score_cotangents, &kept.rows[r], &columns[c], ds);
+                weights.push(weight);
+                if let Some(&dp) = weight_cotangents.get(i) {
+                    score_cotangents.push(self.score_cotangent(&score, weight, dp, deltas[c]));
                 }
             }
         }
-        self.barrier();
-        if let Some(out) = &out_keys {
-            self.add_weighted(&seat, out, score_cotangents, (q, spec.size));
-        }
-        if let Some(out) = &out_values {
-            self.add_weighted(&seat, out, weights, (dy, spec.value_size));
-        }
-        self.barrier();
+        let weighted: Vec<(Vec<ExprId>, Source, &[SlotId])> =
+            [(score_cotangents, queries, &out_keys), (weights, cotangents, &out_values)]
+                .into_iter()
+                .filter_map(|(weights, source, sums)| Some((weights, source, &sums.as_ref()?[..])))
+                .collect();
+        let stages = pairs.iter().map(|(source, ..)| tiles.parts(source.size).len()).sum();
+        self.staged_weighted((&seat, tiles, &kept), &weighted, &first_query, (stages, ahead));
         self.kernel.e.b.end_for(token);
         self.kernel.e.b.end_loops(outer);
 
