@@ -508,11 +508,6 @@ impl Builder {
         self.scopes.last_mut().expect("just opened").pins_loads = true;
     }
 
-    /// What is loaded in the innermost scope from here on does not leave it: values that a loop could keep take registers.
-    pub fn pin_loads(&mut self) {
-        self.scopes.last_mut().expect("a scope is open").pins_loads = true;
-    }
-
     pub fn end_if(&mut self, condition: ExprId) {
         let body = self.close();
         self.stmt(Stmt::If { condition, body });

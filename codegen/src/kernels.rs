@@ -92,7 +92,7 @@ impl Emitted {
 const WORKGROUP: usize = 64;
 
 /// What a workgroup of a kernel takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workgroup {
     pub invocations: u32,
     /// Lengths of arrays of vectors in workgroup memory, in scalars.

@@ -36,8 +36,8 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
 pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgroup {
     let tiled = attention(graph, node).and_then(|spec| tiles::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
     match tiled {
-        Some(words) => Workgroup { invocations: tiles::WORKGROUP as u32, vectors: [words, 0], scalars: 0 },
-        None => Workgroup { invocations: WORKGROUP as u32, vectors: [0, 0], scalars: 0 },
+        Some(words) => Workgroup { invocations: tiles::WORKGROUP as u32, vectors: [words, 0], ..Workgroup::default() },
+        None => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
     }
 }
 
@@ -437,7 +437,9 @@ impl Family<'_, '_> {
             }
         });
         self.kernel.e.b.end_for(token);
-        self.store_part(Role::Gradient(AttentionOperand::Query), &out, spec.dims.scale.0, |a, c| a.query_at(&batch, &query, Some(c)));
+        self.store_part(Role::Gradient(AttentionOperand::Query), &out, spec.dims.scale.0, |a, c| {
+            a.query_at(&batch, &query, Some(c))
+        });
         workgroups
     }
 

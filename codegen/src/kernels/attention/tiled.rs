@@ -89,7 +89,6 @@ impl Family<'_, '_> {
                 })
             })
             .collect();
-        if std::env::var("ATTN_PIN").is_ok() { self.kernel.e.b.pin_loads(); }
         let mut ahead = stages.first().map_or(Vec::new(), |(loads, _)| self.fetch(seat, loads));
         for (i, (loads, sums)) in stages.iter().enumerate() {
             let both = self.put(seat, i, loads, &ahead, &[]);
@@ -205,8 +204,7 @@ impl Family<'_, '_> {
         let out = self.accumulators(kept.rows.len() * elements.len());
         let query_at = |a: &Attention, row: &Index, c: &Index| a.query_at(&kept.batch, row, Some(c));
         let key_at = |a: &Attention, row: &Index, c: &Index| a.key_at(&kept.batch, row, c);
-        let queries =
-            Source { node: spec.query, at: &query_at, rows: spec.queries, size: spec.size, factor: spec.dims.scale.0 };
+        let queries = Source { node: spec.query, at: &query_at, rows: spec.queries, size: spec.size, factor: spec.dims.scale.0 };
         let keys = Source { node: spec.key, at: &key_at, rows: spec.keys, size: spec.size, factor: 1.0 };
         let values = Source { node: value, at: &key_at, rows: spec.keys, size: spec.value_size, factor: 1.0 };
         let (count, start) = self.key_tiles(tiles, &kept.first);
@@ -216,8 +214,7 @@ impl Family<'_, '_> {
         let first_key = t.scale(-1).shift(last).scale(height);
         let products = self.accumulators(kept.rows.len() * per_row);
         let after = weighted_loads(tiles, &[values], &first_key, 0);
-        let ahead =
-            self.staged_products((&seat, tiles), &[(queries, keys, &products)], (&kept.first, &first_key), &after);
+        let ahead = self.staged_products((&seat, tiles), &[(queries, keys, &products)], (&kept.first, &first_key), &after);
         let products = self.read_all(&products);
         let columns = seat.columns(tiles.passed());
         let key_places: Vec<Place> = columns.iter().map(|c| self.place(first_key.add(c), spec.keys)).collect();
@@ -306,13 +303,11 @@ impl Family<'_, '_> {
         let causal = spec.dims.causal.is_some();
         let (seat, kept, workgroups) = self.seat(tiles, (&spec.batch, spec.queries), causal, profile);
         let own: Vec<Index> = kept.places.iter().map(|place| place.at.clone()).collect();
-        let [log_sum_exps, deltas] =
-            [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &kept.batch, &own));
+        let [log_sum_exps, deltas] = [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &kept.batch, &own));
         let out = self.accumulators(kept.rows.len() * seat.elements(spec.size).len());
         let query_at = |a: &Attention, row: &Index, c: &Index| a.query_at(&kept.batch, row, Some(c));
         let key_at = |a: &Attention, row: &Index, c: &Index| a.key_at(&kept.batch, row, c);
-        let queries =
-            Source { node: spec.query, at: &query_at, rows: spec.queries, size: spec.size, factor: spec.dims.scale.0 };
+        let queries = Source { node: spec.query, at: &query_at, rows: spec.queries, size: spec.size, factor: spec.dims.scale.0 };
         let cotangents =
             Source { node: backward.cotangent, at: &query_at, rows: spec.queries, size: spec.value_size, factor: 1.0 };
         let keys = Source { node: spec.key, at: &key_at, rows: spec.keys, size: spec.size, factor: 1.0 };
@@ -373,8 +368,8 @@ impl Family<'_, '_> {
         let own: Vec<Index> = columns.iter().map(|c| self.clamped(first_query.add(c), spec.queries)).collect();
         let [log_sum_exps, deltas] = [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &batch, &own));
         let per_row = tiles.elements.1;
-        let [products, weight_cotangents] = [true, for_keys]
-            .map(|wanted| if wanted { self.accumulators(kept.rows.len() * per_row) } else { Vec::new() });
+        let [products, weight_cotangents] =
+            [true, for_keys].map(|wanted| if wanted { self.accumulators(kept.rows.len() * per_row) } else { Vec::new() });
         let pairs = [(keys, queries, &products[..]), (values, cotangents, &weight_cotangents[..])];
         let pairs = &pairs[..if for_keys { 2 } else { 1 }];
         let sources: Vec<Source> = [(for_keys, queries), (for_values, cotangents)]

@@ -21,10 +21,28 @@ pub struct Tiles {
     depth: usize,
 }
 
-const GRIDS: [(usize, usize); 3] = [(8, 16), (16, 8), (32, 4)];
-const ROWS: [usize; 8] = [9, 8, 6, 5, 4, 3, 2, 1];
-const COLUMNS: [usize; 3] = [4, 2, 1];
-const DEPTHS: [usize; 2] = [32, 16];
+const fn tiling(grid: (usize, usize), elements: (usize, usize), depth: usize) -> Tiles {
+    Tiles { grid, elements, depth }
+}
+
+/// From large tiles, which need the fewest loads, to small ones, which fill a device with little work or fit into little memory. The depths
+/// are those that were fastest.
+const TILES: [Tiles; 11] = [
+    tiling((16, 8), (4, 4), 16),
+    tiling((8, 16), (5, 2), 16),
+    tiling((8, 16), (4, 2), 16),
+    tiling((8, 16), (3, 2), 16),
+    tiling((8, 16), (2, 4), 32),
+    tiling((8, 16), (2, 2), 32),
+    tiling((8, 16), (1, 4), 32),
+    tiling((8, 16), (1, 2), 32),
+    tiling((16, 8), (2, 2), 16),
+    tiling((16, 8), (1, 2), 16),
+    tiling((32, 4), (1, 2), 16),
+];
+
+/// The most accumulators that an invocation holds.
+const MAX_ACCUMULATORS: usize = 192;
 
 impl Tiles {
     /// Rows of a tile that a workgroup keeps.
@@ -49,17 +67,12 @@ impl Tiles {
 
     /// Words of workgroup memory for one stage.
     pub fn stage_words(&self, spec: &Attention) -> usize {
-        let (kept, passed, lanes) = (self.kept(), self.passed(), self.grid.1);
+        let (kept, lanes) = (self.kept(), self.grid.1);
         let words = |rows: usize, columns: usize| rows * pitch(columns);
-        let depth = self.depth.min(spec.size.max(spec.value_size));
-        let products = words(kept, depth) + words(passed, depth);
-        let weighted = |size: usize| words(lanes, self.whole(size)) + words(kept, lanes);
-        let weighted = match spec.role {
-            Role::Output | Role::LogSumExp => weighted(spec.value_size),
-            Role::Gradient(AttentionOperand::Query) => weighted(spec.size),
-            Role::Gradient(_) => weighted(spec.size) + weighted(spec.value_size),
-        };
-        products.max(weighted)
+        let sizes = Sizes::of(spec);
+        let depth = sizes.scored.iter().map(|&size| size.min(self.depth)).max().unwrap_or(0);
+        let weighted = sizes.weighted.iter().map(|&size| words(lanes, self.whole(size)) + words(kept, lanes));
+        (words(kept, depth) + words(self.passed(), depth)).max(weighted.sum())
     }
 
     /// The tile through which the invocations of a row agree.
@@ -74,8 +87,54 @@ impl Tiles {
         2 * self.stage_words(spec) + row
     }
 
+    fn accumulators(&self, spec: &Attention) -> usize {
+        let sizes = Sizes::of(spec);
+        let weighted: usize = sizes.weighted.iter().map(|&size| self.whole(size) / self.grid.1).sum();
+        self.elements.0 * (sizes.scored.len() * self.elements.1 + weighted)
+    }
+
     fn fits(&self, spec: &Attention, profile: &DeviceProfile) -> bool {
         self.words(spec) * 4 <= profile.max_workgroup_bytes as usize
+    }
+
+    /// An estimate of the cycles that a kernel takes: a multiprocessor does the arithmetic of its share of the workgroups, and where it has but
+    /// one waits for each stage. The constants are measured on an H200.
+    fn cycles(&self, spec: &Attention, profile: &DeviceProfile) -> usize {
+        const LANES: usize = 128;
+        const WAIT: usize = 460;
+        let (kept, passed, sizes) = (self.kept(), self.passed(), Sizes::of(spec));
+        let (groups, pairs) = if keeps_keys(spec.role) {
+            let batch: usize = spec.own_batch().iter().product();
+            (batch * spec.keys.div_ceil(kept), spec.sharing() * spec.queries.div_ceil(passed))
+        } else {
+            (spec.batch.iter().product::<usize>() * spec.queries.div_ceil(kept), spec.keys.div_ceil(passed))
+        };
+        let weighted = sizes.weighted.iter().map(|&size| self.whole(size));
+        let columns: usize = sizes.scored.iter().copied().chain(weighted).sum();
+        // The inner loops reach 55 per cent of the peak less what they read from workgroup memory.
+        let (rows, own) = self.elements;
+        let arithmetic = kept * passed * columns / LANES * (10 * rows * own + 6 * (rows + own)) * 10 / (55 * rows * own);
+        let stages = sizes.scored.iter().map(|&size| size.div_ceil(self.depth)).sum::<usize>() + own + 1;
+        let share = groups.div_ceil(profile.compute_units as usize);
+        pairs * (share * arithmetic).max(arithmetic + stages * WAIT)
+    }
+}
+
+/// Columns of the products of a kernel: those that are summed for each score, and those of the results that weights are for.
+struct Sizes {
+    scored: Vec<usize>,
+    weighted: Vec<usize>,
+}
+
+impl Sizes {
+    fn of(spec: &Attention) -> Self {
+        let (size, value_size) = (spec.size, spec.value_size);
+        let (scored, weighted) = match spec.role {
+            Role::Output | Role::LogSumExp => (vec![size], vec![value_size]),
+            Role::Gradient(AttentionOperand::Query) => (vec![size, value_size], vec![size]),
+            Role::Gradient(_) => (vec![size, value_size], vec![size, value_size]),
+        };
+        Sizes { scored, weighted }
     }
 }
 
@@ -92,24 +151,6 @@ pub fn tiles(spec: &Attention, profile: &DeviceProfile) -> Option<Tiles> {
     {
         return None;
     }
-    let name = match spec.role {
-        Role::Output => "ATTN_F",
-        Role::Gradient(AttentionOperand::Query) => "ATTN_Q",
-        _ => "ATTN_K",
-    };
-    if let Some(t) = std::env::var(name).ok() {
-        let n: Vec<usize> = t.split(',').map(|x| x.parse().unwrap()).collect();
-        let t = Tiles { grid: (n[0], n[1]), elements: (n[2], n[3]), depth: n[4] };
-        if t.fits(spec, profile) { return Some(t); }
-        eprintln!("{name} does not fit: {}", t.words(spec) * 4);
-    }
-    let _ = keeps_keys(spec.role);
-    let all = GRIDS.into_iter().flat_map(|grid| {
-        ROWS.into_iter().flat_map(move |rows| {
-            COLUMNS.into_iter().flat_map(move |columns| {
-                DEPTHS.into_iter().map(move |depth| Tiles { grid, elements: (rows, columns), depth })
-            })
-        })
-    });
-    all.filter(|tiles| tiles.fits(spec, profile)).next()
+    let fitting = TILES.iter().filter(|tiles| tiles.fits(spec, profile) && tiles.accumulators(spec) <= MAX_ACCUMULATORS);
+    fitting.min_by_key(|tiles| tiles.cycles(spec, profile)).copied()
 }
