@@ -3,7 +3,9 @@
 //!
 //! Inside, scores that are not kept are a large negative number, never an infinity, and their weights are set to zero.
 
+mod tile;
 mod tiled;
+mod tiles;
 
 use meganeura_ir::{AttentionOperand, BinaryOp, CompareOp, DType, Graph, NodeId, UnaryOp};
 
@@ -33,9 +35,9 @@ pub fn has_kernel(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> bool 
 
 /// What a workgroup of the kernel of `node` takes.
 pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgroup {
-    let tiled = attention(graph, node).and_then(|spec| tiled::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
+    let tiled = attention(graph, node).and_then(|spec| tiles::tiles(&spec, profile).map(|tiles| tiles.words(&spec)));
     match tiled {
-        Some(scalars) => Workgroup { invocations: tiled::WORKGROUP as u32, scalars, ..Workgroup::default() },
+        Some(words) => Workgroup { invocations: tiles::WORKGROUP as u32, vectors: [words, 0], ..Workgroup::default() },
         None => Workgroup { invocations: WORKGROUP as u32, ..Workgroup::default() },
     }
 }
@@ -43,8 +45,8 @@ pub fn workgroup(graph: &Graph, node: NodeId, profile: &DeviceProfile) -> Workgr
 /// The distance between the columns of a gradient that one invocation computes of a row, all of them at that distance; `None` where it computes
 /// some neighbours.
 pub fn column_stride(spec: &Attention, profile: &DeviceProfile) -> Option<usize> {
-    match tiled::tiles(spec, profile) {
-        Some(_) => Some(tiled::SIDE),
+    match tiles::tiles(spec, profile) {
+        Some(tiles) => Some(tiles.column_stride(spec.size)),
         None => (spec.size.max(spec.value_size) <= COLUMNS).then_some(1),
     }
 }
@@ -57,8 +59,8 @@ pub(super) fn emit<'g>(
     profile: &DeviceProfile,
 ) -> [u32; 3] {
     let Some(spec) = attention(kernel.graph, node) else { unreachable!("the root is an attention") };
-    let tiles = tiled::tiles(&spec, profile);
-    let memory = tiles.map(|tiles| tiled::Memory::new(kernel, tiles.words(&spec)));
+    let tiles = tiles::tiles(&spec, profile);
+    let memory = tiles.map(|tiles| tile::Memory::new(kernel, tiles.stage_words(&spec), tiles.words(&spec)));
     let mut family = Family { kernel, spec, memory, epilogue };
     match (family.spec.role, tiles) {
         (Role::Output | Role::LogSumExp, Some(tiles)) => family.forward_tiled(tiles, profile),
@@ -73,7 +75,7 @@ pub(super) fn emit<'g>(
 struct Family<'k, 'g> {
     kernel: &'k mut KernelEmitter<'g>,
     spec: Attention,
-    memory: Option<tiled::Memory>,
+    memory: Option<tile::Memory>,
     epilogue: Option<&'g (NodeId, root::Place)>,
 }
 
@@ -118,6 +120,9 @@ impl<'g> Family<'_, 'g> {
     }
 
     fn scaled(&mut self, x: ExprId, factor: f64) -> ExprId {
+        if factor == 1.0 {
+            return x;
+        }
         let factor = self.number(factor as f32);
         self.binary(BinaryOp::Mul, x, factor)
     }
@@ -160,10 +165,9 @@ impl<'g> Family<'_, 'g> {
         Some(b.compare(CompareOp::Le, key, last))
     }
 
-    /// From the product of a query and a key, without the causal rule.
+    /// From the scaled product of a query and a key, without the causal rule.
     fn score(&mut self, batch: &[Index], query: &Place, key: &Place, product: ExprId) -> Score {
-        let mut value = self.scaled(product, self.spec.dims.scale.0);
-        let mut slope = None;
+        let (mut value, mut slope) = (product, None);
         if let Some(cap) = self.spec.dims.softcap {
             let inner = self.scaled(value, 1.0 / cap.0);
             let inner = self.kernel.e.b.unary(UnaryOp::Tanh, inner);
@@ -209,14 +213,14 @@ impl<'g> Family<'_, 'g> {
         self.select(score.keep, p, 0.0)
     }
 
-    /// `p * (dp - delta)`, through the cap and the scale.
+    /// `p * (dp - delta)`, through the cap: the cotangent of the scaled product.
     fn score_cotangent(&mut self, score: &Score, p: ExprId, dp: ExprId, delta: ExprId) -> ExprId {
         let difference = self.binary(BinaryOp::Sub, dp, delta);
         let mut ds = self.binary(BinaryOp::Mul, p, difference);
         if let Some(slope) = score.slope {
             ds = self.binary(BinaryOp::Mul, ds, slope);
         }
-        self.scaled(ds, self.spec.dims.scale.0)
+        ds
     }
 
     /// The factor that makes a weighted sum an average, and whether it counts, where guards ask.
@@ -393,6 +397,7 @@ impl<'g> Family<'_, 'g> {
                 (spec.query, &|a, c| a.query_at(&batch, &query, Some(c))),
                 (spec.key, &|a, c| a.key_at(&batch, &key, c)),
             );
+            let product = this.scaled(product, spec.dims.scale.0);
             let score = this.score(&batch, &Place::sure(query.clone()), &Place::sure(key.clone()), product);
             let value = this.select(score.keep, score.value, f32::MIN);
             let b = &mut this.kernel.e.b;
@@ -455,6 +460,7 @@ impl<'g> Family<'_, 'g> {
             (spec.query, &|a, c| a.query_at(batch, query, Some(c))),
             (spec.key, &|a, c| a.key_at(batch, key, c)),
         );
+        let product = self.scaled(product, spec.dims.scale.0);
         let score = self.score(batch, &Place::sure(query.clone()), &Place::sure(key.clone()), product);
         let row = spec.query_at(batch, query, None);
         let log_sum_exp = self.kernel.e.eval(backward.log_sum_exp, &row);
@@ -487,7 +493,9 @@ impl<'g> Family<'_, 'g> {
             }
         });
         self.kernel.e.b.end_for(token);
-        self.store_part(Role::Gradient(AttentionOperand::Query), &out, |a, c| a.query_at(&batch, &query, Some(c)));
+        self.store_part(Role::Gradient(AttentionOperand::Query), &out, spec.dims.scale.0, |a, c| {
+            a.query_at(&batch, &query, Some(c))
+        });
         workgroups
     }
 
@@ -525,16 +533,17 @@ impl<'g> Family<'_, 'g> {
         });
         self.kernel.e.b.end_for(token);
         self.kernel.e.b.end_loops(outer);
-        for (of, part) in [(AttentionOperand::Key, keys), (AttentionOperand::Value, values)] {
+        for (of, part, factor) in [(AttentionOperand::Key, keys, spec.dims.scale.0), (AttentionOperand::Value, values, 1.0)] {
             if let Some(part) = part {
-                self.store_part(Role::Gradient(of), &part, |a, c| a.key_at(&own_at, &key, c));
+                self.store_part(Role::Gradient(of), &part, factor, |a, c| a.key_at(&own_at, &key, c));
             }
         }
         workgroups
     }
 
-    fn store_part(&mut self, role: Role, part: &Part, at: impl Fn(&Attention, &Index) -> Vec<Index>) {
+    fn store_part(&mut self, role: Role, part: &Part, factor: f64, at: impl Fn(&Attention, &Index) -> Vec<Index>) {
         let values: Vec<ExprId> = part.sums.iter().map(|&slot| self.kernel.e.b.read(slot)).collect();
+        let values: Vec<ExprId> = values.into_iter().map(|value| self.scaled(value, factor)).collect();
         let at: Vec<Vec<Index>> = part.columns.iter().map(|column| at(&self.spec, &column.at)).collect();
         self.store_row(role, None, &part.columns, &at, &values);
     }
