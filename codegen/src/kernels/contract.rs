@@ -4,7 +4,7 @@
 mod cooperative;
 mod staging;
 
-use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, NodeId};
+use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, NodeId, Op};
 
 use self::cooperative::{MATRIX_TILINGS, MatrixTiling};
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
@@ -155,7 +155,11 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
             .iter()
             .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_ACCUMULATORS)
             .map(|tiling| (tiling.cycles(sizes, profile), Schedule::Tiled(*tiling)));
-        let halvable = terms().all(|&term| matches!(graph.ty(term).dtype, DType::F32 | DType::F16 | DType::BF16));
+        // Elements of a window are loaded one by one, which takes longer than matrix units save.
+        let halvable = terms().all(|&term| {
+            let float = matches!(graph.ty(term).dtype, DType::F32 | DType::F16 | DType::BF16);
+            float && matches!(graph.node(term).op, Op::Dot(_))
+        });
         let matrix = MATRIX_TILINGS
             .iter()
             .filter(|tiling| halvable && tiling.fits(sums.len(), profile))
