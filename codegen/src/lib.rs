@@ -22,7 +22,7 @@ pub mod program;
 mod recompute;
 pub mod saturate;
 #[cfg(test)]
-mod simulate;
+mod simulation_tests;
 mod stored;
 mod wgsl;
 

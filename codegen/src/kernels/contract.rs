@@ -431,15 +431,21 @@ impl Contraction<'_, '_> {
         workgroups
     }
 
-    fn tiled(&mut self, tiling: &Tiling, profile: &DeviceProfile) -> [u32; 3] {
-        let Tiling { threads, slices, elements, .. } = *tiling;
+    /// An invocation's number in a workgroup that computes a tile, the tile's first positions, and the grid.
+    fn tile(&mut self, tile: (usize, usize), invocations: usize, profile: &DeviceProfile) -> (Index, [Index; 2], [u32; 3]) {
         let [batch, m, n, _] = self.sizes();
-        let (tile_m, tile_n) = tiling.tile();
-        let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
+        let (m_tiles, n_tiles) = (m.div_ceil(tile.0), n.div_ceil(tile.1));
         let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * m_tiles * n_tiles, profile);
-        let local = self.kernel.e.b.builtin(Builtin::Local, tiling.invocations());
+        let local = self.kernel.e.b.builtin(Builtin::Local, invocations);
         let position = unravel(&group, &[batch, m_tiles, n_tiles]);
         self.batch = unravel(&position[0], &self.shape.batch);
+        (local, [position[1].scale(tile.0 as i64), position[2].scale(tile.1 as i64)], workgroups)
+    }
+
+    fn tiled(&mut self, tiling: &Tiling, profile: &DeviceProfile) -> [u32; 3] {
+        let Tiling { threads, slices, elements, .. } = *tiling;
+        let (tile_m, tile_n) = tiling.tile();
+        let (local, [first_m, first_n], workgroups) = self.tile((tile_m, tile_n), tiling.invocations(), profile);
         let scalar = self.kernel.graph.ty(self.dot).dtype.device().into();
         let [lhs_tile, rhs_tile] = tiling.shared().map(|length| self.kernel.e.b.shared_vectors(scalar, length as u32));
         let seat = tiling.seat(&local);
@@ -448,7 +454,7 @@ impl Contraction<'_, '_> {
 
         for (term, sums) in self.terms(&slots) {
             self.begin_term(term);
-            self.tiled_term(tiling, &seat, [&position[1], &position[2]], [lhs_tile, rhs_tile], sums);
+            self.tiled_term(tiling, &seat, [&first_m, &first_n], [lhs_tile, rhs_tile], sums);
         }
 
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
@@ -456,7 +462,6 @@ impl Contraction<'_, '_> {
         let in_tile = |own: &Index, threads: usize, i: usize| {
             own.shift((i / VECTOR * threads) as i64).scale(VECTOR as i64).shift((i % VECTOR) as i64)
         };
-        let (first_m, first_n) = (position[1].scale(tile_m as i64), position[2].scale(tile_n as i64));
         if slices == 1 {
             let at_m = |i| first_m.add(&in_tile(&seat.m, threads.0, i));
             let at_n = |j| first_n.add(&in_tile(&seat.n, threads.1, j));
@@ -530,7 +535,7 @@ impl Contraction<'_, '_> {
         let zero = self.kernel.e.b.i32(0);
         let first_k = seat.slice.scale(run as i64);
         let sides = [(true, tile_m, firsts[0]), (false, tile_n, firsts[1])]
-            .map(|(left, tile, first)| self.side(left, tile, depth, &first.scale(tile as i64)));
+            .map(|(left, tile, first)| self.side(left, tile, depth, first));
         let staged = sides.each_ref().map(|side| self.staged(side, &seat.thread, threads.0 * threads.1));
         let ahead = if tiling.prefetches() { self.ahead(&sides, &staged, &first_k) } else { Vec::new() };
         let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);

@@ -8,9 +8,8 @@ use meganeura_ir::{BinaryOp, CompareOp, UnaryOp};
 
 use super::staging::{Side, Staged};
 use super::{Contraction, VECTOR};
-use crate::body::{Builder, Builtin, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
-use crate::index::{Index, unravel};
-use crate::kernels::workgroup_number;
+use crate::body::{Builder, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
+use crate::index::Index;
 use crate::profile::DeviceProfile;
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `subgroups.0 x subgroups.1` subgroups hold
@@ -196,14 +195,7 @@ struct Cooperation {
 
 impl Contraction<'_, '_> {
     pub(super) fn cooperative(&mut self, tiling: &MatrixTiling, profile: &DeviceProfile) -> [u32; 3] {
-        let [batch, m, n, _] = self.sizes();
-        let (tile_m, tile_n) = tiling.tile();
-        let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
-        let (group, workgroups) = workgroup_number(&mut self.kernel.e.b, batch * m_tiles * n_tiles, profile);
-        let local = self.kernel.e.b.builtin(Builtin::Local, tiling.invocations());
-        let position = unravel(&group, &[batch, m_tiles, n_tiles]);
-        self.batch = unravel(&position[0], &self.shape.batch);
-
+        let (local, firsts, workgroups) = self.tile(tiling.tile(), tiling.invocations(), profile);
         let b = &mut self.kernel.e.b;
         let tiles = tiling.halves().map(|length| b.shared_vectors(Scalar::F16, length as u32));
         let results = b.shared(Scalar::F32, (tiling.scalars(self.sums.len(), profile) - PEAKS) as u32);
@@ -217,7 +209,7 @@ impl Contraction<'_, '_> {
         let c = Cooperation {
             tiling: *tiling,
             post: tiling.post(&local),
-            firsts: [position[1].scale(tile_m as i64), position[2].scale(tile_n as i64)],
+            firsts,
             tiles,
             scales,
             sums: self.zero_matrices(tiling, &local, results),
