@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use meganeura::live::DeviceSource;
 use meganeura::plan_cache::{PlanCache, PlanCacheChoice, use_plan_cache};
 use meganeura::{Bindings, DType, Device, DeviceSelector, Error, ImportOptions, Limits, Model, Shape, Tensor};
 
@@ -253,6 +254,12 @@ impl DeviceArgs {
     /// Makes programs come from the cache that the user chose.
     fn choose_plan_cache(&self) {
         use_plan_cache(self.plan_cache.clone().map_or_else(PlanCache::of_user, |choice| choice.0));
+    }
+
+    /// The device, for those who open it again when it fails.
+    fn source(&self) -> DeviceSource {
+        self.choose_plan_cache();
+        DeviceSource::new(self.device.clone()).at(self.precision.into())
     }
 
     fn open(&self) -> Result<Arc<Device>, Failure> {

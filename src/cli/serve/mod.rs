@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use meganeura::live::{DeviceSource, EvaluationSet, Live, LiveOptions, LiveTraining};
-use meganeura::{Bindings, Dataset, DeviceSelector, Error, ImportOptions, Limits, Loss, Objective, Pattern};
+use meganeura::live::{EvaluationSet, Live, LiveOptions, LiveTraining};
+use meganeura::{Bindings, Dataset, Error, ImportOptions, Limits, Loss, Objective, Pattern};
 use meganeura_serve::{Options, ServeError, Served, Server};
 
-use super::{BAD_INPUT, FAILED, Failure, Precision, parse_dim, parse_limit};
+use super::{BAD_INPUT, DeviceArgs, FAILED, Failure, parse_dim, parse_limit};
 use served::{LiveModel, LoadError};
 
 /// Serve models over HTTP and gRPC, and train them while they answer
@@ -39,12 +39,8 @@ pub struct ServeArgs {
     /// Raise or lower a limit of what a model file may ask for, for instance nodes=2000000; see docs/LIMITS.md
     #[arg(long = "limit", value_name = "NAME=N", value_parser = parse_limit)]
     limits: Vec<(String, u64)>,
-    /// auto, an index from `meganeura devices`, or a part of a name
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    device: DeviceSelector,
-    /// How exactly to compute
-    #[arg(long, value_enum, default_value_t = Precision::Strict)]
-    precision: Precision,
+    #[command(flatten)]
+    device: DeviceArgs,
     #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
@@ -156,12 +152,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let named = name_models(&args.files, &args.model_name)?;
     let options = args.options()?;
     let live = args.live_options()?;
-    let precision = args.precision.into();
-    let (selector, checkpoints) = (args.device.clone(), args.training.checkpoint.clone());
+    let (devices, checkpoints) = (Arc::new(args.device.source()), args.training.checkpoint.clone());
     let (max_batch, several) = (options.max_batch, named.len() > 1);
     let evaluates = args.training.eval.is_some();
     let load = move || {
-        let devices = Arc::new(DeviceSource::new(selector).at(precision));
         let models = named.into_iter().map(|(name, path)| {
             let folder = checkpoints.as_ref().map(|folder| if several { folder.join(&name) } else { folder.clone() });
             let bindings = live.bindings.clone();
