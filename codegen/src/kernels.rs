@@ -254,6 +254,20 @@ impl<'a> KernelEmitter<'a> {
             .collect()
     }
 
+    /// Evaluates and stores the nodes `which` at the root's index `at`, which exists where `within` holds.
+    fn store_within(&mut self, within: Option<ExprId>, which: &[usize], at: &[Index]) {
+        let outer = self.e.begin_guard(within);
+        if within.is_some() {
+            self.e.b.begin_if();
+        }
+        let stores = self.evaluate(which, at);
+        self.store(&stores);
+        if let Some(within) = within {
+            self.e.b.end_if(within);
+        }
+        self.e.end_guard(outer);
+    }
+
     /// All values first, then all stores: a store may overwrite what another value reads.
     fn store(&mut self, stores: &[(usize, ExprId, ExprId)]) {
         for &(buffer, index, value) in stores {

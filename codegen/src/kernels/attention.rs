@@ -319,18 +319,8 @@ impl<'g> Family<'_, 'g> {
         self.kernel.e.known_row = Some((*node, columns.iter().map(|c| c.at.clone()).zip(values.iter().copied()).collect()));
         for (column, at) in columns.iter().zip(at) {
             let within = self.both(within, column.within);
-            let kernel = &mut *self.kernel;
-            let at = kernel.root_at(*node, place, at);
-            let outer = kernel.e.begin_guard(within);
-            if within.is_some() {
-                kernel.e.b.begin_if();
-            }
-            let stores = kernel.evaluate(&follows, &at);
-            kernel.store(&stores);
-            if let Some(within) = within {
-                kernel.e.b.end_if(within);
-            }
-            kernel.e.end_guard(outer);
+            let at = self.kernel.root_at(*node, place, at);
+            self.kernel.store_within(within, &follows, &at);
         }
         self.kernel.e.known_row = None;
     }

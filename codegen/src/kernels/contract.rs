@@ -308,18 +308,8 @@ impl Contraction<'_, '_> {
         self.kernel.e.begin_element(self.sums.iter().map(|sum| sum.value).zip(values.iter().copied()));
         let at = self.root_at(&m.at, &n.at);
         let within = self.both(m.within, n.within);
-        let kernel = &mut *self.kernel;
-        let all: Vec<usize> = (0..kernel.group.stored.len()).collect();
-        let outer = kernel.e.begin_guard(within);
-        if within.is_some() {
-            kernel.e.b.begin_if();
-        }
-        let stores = kernel.evaluate(&all, &at);
-        kernel.store(&stores);
-        if let Some(within) = within {
-            kernel.e.b.end_if(within);
-        }
-        kernel.e.end_guard(outer);
+        let all: Vec<usize> = (0..self.kernel.group.stored.len()).collect();
+        self.kernel.store_within(within, &all, &at);
     }
 
     /// The root's index where the contraction's result is at `(batch, m, n)`.
