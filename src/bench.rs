@@ -17,7 +17,7 @@ use crate::workload::Workload;
 /// How often to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BenchOptions {
-    /// Runs that do not count.
+    /// Runs that do not count, at least: they go on until a GPU that was idle has raised its clock.
     pub warm_up: usize,
     /// Runs of which the median is taken; at least 1.
     pub runs: usize,
@@ -31,6 +31,11 @@ impl Default for BenchOptions {
     }
 }
 
+/// How long runs do not count: an idle H200 takes a quarter of a second to raise its clock to six times that of rest.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// Runs that time each dispatch.
+const PROFILES: usize = 5;
+
 /// What was measured.
 #[derive(Clone, Debug)]
 pub struct Measurement {
@@ -38,7 +43,8 @@ pub struct Measurement {
     pub times: Vec<Duration>,
     /// The same with inputs that come from the host and outputs that go there.
     pub with_transfers: Vec<Duration>,
-    /// Of each dispatch, in a pass of its own, so that nothing overlaps. Empty if not asked for or the device has no timer.
+    /// Of each dispatch, in a pass of its own, so that nothing overlaps; the median of some runs. Empty if not asked for or the device has
+    /// no timer.
     pub dispatches: Vec<DispatchTime>,
     pub report: CompileReport,
     /// Whether the program came from the plan cache.
@@ -106,26 +112,20 @@ impl Model {
         let open = started.elapsed();
         let inputs = by_name(&inputs);
         session.write_inputs(&inputs)?;
-        let mut timed = |run: &mut dyn FnMut(&mut Session) -> Result<(), Error>| {
-            let mut times = Vec::with_capacity(options.runs);
-            for count in 0..options.warm_up + options.runs.max(1) {
-                let started = Instant::now();
-                run(&mut session)?;
-                if count >= options.warm_up {
-                    times.push(started.elapsed());
-                }
-            }
-            Ok::<_, Error>(times)
-        };
-        let times = timed(&mut |session| Ok(session.replay()?))?;
-        let with_transfers = timed(&mut |session| Ok(session.run(&inputs).map(drop)?))?;
-        let dispatches = match options.kernels {
-            true => match session.profile(&inputs) {
-                Err(SessionError::NoTimer) => Vec::new(),
-                times => times?,
-            },
-            false => Vec::new(),
-        };
+        let started = Instant::now();
+        let least = if device.info().is_software() { Duration::ZERO } else { WARM_UP };
+        let mut count = 0;
+        while count < options.warm_up || started.elapsed() < least {
+            session.replay()?;
+            count += 1;
+        }
+        let times = timed(options.runs, || Ok(session.replay()?))?;
+        // At once, while the clock is high: what follows waits for the host.
+        let dispatches = if options.kernels { profile(&mut session)? } else { Vec::new() };
+        for _ in 0..options.warm_up {
+            session.run(&inputs)?;
+        }
+        let with_transfers = timed(options.runs, || Ok(session.run(&inputs).map(drop)?))?;
         Ok(Measurement {
             times,
             with_transfers,
@@ -136,6 +136,29 @@ impl Model {
             open,
         })
     }
+}
+
+/// How long each of `count` runs takes.
+fn timed(count: usize, mut run: impl FnMut() -> Result<(), Error>) -> Result<Vec<Duration>, Error> {
+    let time = |_| {
+        let started = Instant::now();
+        run().map(|()| started.elapsed())
+    };
+    (0..count.max(1)).map(time).collect()
+}
+
+/// The time of each dispatch, the median of [`PROFILES`] runs; none where the device has no timer.
+fn profile(session: &mut Session) -> Result<Vec<DispatchTime>, SessionError> {
+    let runs = (0..PROFILES).map(|_| session.profile()).collect::<Result<Vec<_>, _>>();
+    let runs = match runs {
+        Err(SessionError::NoTimer) => return Ok(Vec::new()),
+        runs => runs?,
+    };
+    let mut times = runs[0].clone();
+    for (i, dispatch) in times.iter_mut().enumerate() {
+        dispatch.time = median(&runs.iter().map(|run| run[i].time).collect::<Vec<_>>());
+    }
+    Ok(times)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::predictor::{by_name, compile_with};
 
 /// Values that one program looks at, and the bytes that they may take together.
 const VALUES: usize = 128;
-const BYTES: usize = 256 << 20;
+const BYTES: u64 = 256 << 20;
 
 /// The first tensor of a step, in the order of execution, that is not finite though its operands could have made it so.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,7 +120,7 @@ impl Diagnosis {
         inputs: &[(String, Tensor)],
         infinite: &[ParameterId],
     ) -> Result<Option<BadTensor>, Error> {
-        let g = &self.graph;
+        let (g, profile) = (&self.graph, session.store().device().profile());
         let computed = self.needed();
         let values: Vec<NodeId> = computed.into_iter().filter(|&id| is_float(g, id)).collect();
         // Infinity that comes from a constant, such as a mask's, is meant.
@@ -134,7 +134,7 @@ impl Diagnosis {
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = |&&id: &&NodeId| {
-                bytes += g.ty(id).device_bytes();
+                bytes += profile.bytes(g.ty(id));
                 bytes <= BYTES
             };
             let (chunk, after) = rest.split_at(rest.iter().take(VALUES).take_while(fits).count().max(1));

@@ -65,7 +65,7 @@ def write(arguments, previous, only, cells, gates, device, pytorch):
         "date": datetime.date.today().isoformat(),
         "device": device["device"],
         "driver": f"{device['driver']} {device['driver_info']}".strip(),
-        "method": f"median of {RUNS['runs']} after {RUNS['warm_up']} warm-ups; host time from submission to completion, inputs and outputs on the device",
+        "method": f"median of {RUNS['runs']} after {RUNS['warm_up']} warm-ups and half a second; host time from submission to completion, inputs and outputs on the device",
         "pytorch": pytorch.get("version") or previous.get("pytorch"),
         "floors_ms": {name: {"inference": i, "training": t} for name, (i, t) in FLOORS.get(device["device"], {}).items()},
         "gates": sorted(kept("gates") + gates, key=order),

@@ -9,12 +9,13 @@ use std::rc::Rc;
 use meganeura_ir::{BinaryOp, CompareOp, DType, UnaryOp};
 
 use crate::index::{Atom, Index, VarId};
+use crate::profile::DeviceProfile;
 
 /// The type of a scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scalar {
     F32,
-    /// In workgroup memory only: the operands of matrix units.
+    /// In memory only, and on the way to matrix units: arithmetic is f32.
     F16,
     I32,
     U32,
@@ -22,6 +23,11 @@ pub enum Scalar {
 }
 
 impl Scalar {
+    /// How elements of `dtype` lie in device memory.
+    pub fn stored(dtype: DType, profile: &DeviceProfile) -> Self {
+        if profile.stores_halves(dtype) { Scalar::F16 } else { dtype.device().into() }
+    }
+
     /// Bytes of an element in workgroup memory.
     pub fn shared_bytes(self) -> u32 {
         if self == Scalar::F16 { 2 } else { 4 }
@@ -502,7 +508,25 @@ impl Builder {
     }
 
     pub fn convert(&mut self, scalar: Scalar, x: ExprId) -> ExprId {
-        if self.scalar(x) == scalar { x } else { self.push(Expr::Convert(scalar, x), scalar) }
+        let narrow = if scalar == Scalar::F16 { self.narrow(x) } else { None };
+        match narrow {
+            Some(narrow) => narrow,
+            None if self.scalar(x) == scalar => x,
+            None => self.push(Expr::Convert(scalar, x), scalar),
+        }
+    }
+
+    /// The f16 that `x`, an f32, was before it was converted, if it was one.
+    fn narrow(&mut self, x: ExprId) -> Option<ExprId> {
+        match *self.expr(x) {
+            Expr::Convert(_, half) if self.scalar(half) == Scalar::F16 => Some(half),
+            Expr::Literal(Literal::F32(0)) => Some(self.push(Expr::Convert(Scalar::F16, x), Scalar::F16)),
+            Expr::Select(condition, a, b) => {
+                let (a, b) = (self.narrow(a)?, self.narrow(b)?);
+                Some(self.select(condition, a, b))
+            }
+            _ => None,
+        }
     }
 
     pub fn quantize(&mut self, dtype: DType, x: ExprId) -> ExprId {
@@ -517,11 +541,13 @@ impl Builder {
         let scalar = self.buffers[buffer].scalar;
         let raw = if scalar == Scalar::Bool { Scalar::U32 } else { scalar };
         let word = self.push(Expr::Load { buffer, index }, raw);
-        if scalar == Scalar::Bool {
-            let zero = self.literal(Literal::U32(0));
-            self.compare(CompareOp::Ne, word, zero)
-        } else {
-            word
+        match scalar {
+            Scalar::Bool => {
+                let zero = self.literal(Literal::U32(0));
+                self.compare(CompareOp::Ne, word, zero)
+            }
+            Scalar::F16 => self.convert(Scalar::F32, word),
+            _ => word,
         }
     }
 
@@ -530,7 +556,8 @@ impl Builder {
         let scalar = self.buffers[buffer].scalar;
         self.buffers[buffer].vectors = true;
         let vector = self.push(Expr::LoadVector { buffer, index }, scalar);
-        self.push(Expr::Component(vector, component), scalar)
+        let element = self.push(Expr::Component(vector, component), scalar);
+        self.convert(Scalar::F32, element)
     }
 
     pub fn max_magnitude(&mut self, a: ExprId, b: ExprId) -> ExprId {
@@ -565,7 +592,10 @@ impl Builder {
     }
 
     pub fn store(&mut self, buffer: usize, index: ExprId, value: ExprId) {
-        let value = if self.scalar(value) == Scalar::Bool { self.convert(Scalar::U32, value) } else { value };
+        let value = match self.buffers[buffer].scalar {
+            Scalar::Bool => self.convert(Scalar::U32, value),
+            scalar => self.convert(scalar, value),
+        };
         self.stmt(Stmt::Store { buffer, index, value });
     }
 

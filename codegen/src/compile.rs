@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::classes::classes;
 use crate::frugal::frugal_order;
 use crate::fuse::fuse;
+use crate::halve::halve;
 use crate::in_place::in_place;
 use crate::kernels::{Emitted, attention, copy, emit_launch};
 use crate::order::{Launch, edges, order};
@@ -40,8 +41,8 @@ pub enum CompileError {
     Graph(#[from] GraphError),
     #[error(transparent)]
     Saturate(#[from] SaturateError),
-    #[error("a tensor {ty} needs {} bytes, more than the {limit} that the device can bind", ty.device_bytes())]
-    TensorTooLarge { ty: TensorType, limit: u64 },
+    #[error("a tensor {ty} needs {bytes} bytes, more than the {limit} that the device can bind")]
+    TensorTooLarge { ty: TensorType, bytes: u64, limit: u64 },
     #[error("a parameter is updated to the value of parameter {name:?}, which the same run updates")]
     UpdateFromUpdated { name: String },
     #[error(
@@ -151,7 +152,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     };
     let saturated_nodes = graph.live().len();
     stopwatch.lap("saturate");
-    let graph = guard_scatters(&graph)?;
+    let graph = guard_scatters(&halve(&graph, profile)?)?;
     let groups = fuse(&graph, profile);
     stopwatch.lap("fuse");
     let edges = edges(&graph, &groups);
@@ -162,7 +163,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
     let Launched { launches, layout, emitted, .. } = &launched;
     let sequence = Sequence { graph: &graph, launches, emitted, layout, profile };
     if options.memory_limit.is_some_and(|limit| !sequence.fits(limit)) {
-        launched = Launched::new(&graph, frugal_order(&graph, groups, &edges), &in_place, profile)?;
+        launched = Launched::new(&graph, frugal_order(&graph, groups, &edges, profile), &in_place, profile)?;
     }
     let Launched { launches, layout, mut emitted, mut first } = launched;
     let mut labels: Vec<String> = launches.iter().map(|launch| label(&graph, launch)).collect();

@@ -12,6 +12,7 @@ use meganeura_ir::{
 use crate::access::{Access, Guard, folded, movement};
 use crate::body::{Builder, ExprId, Literal, Scalar, Stmt};
 use crate::index::{Index, ravel, unravel};
+use crate::profile::DeviceProfile;
 
 /// The invocations that share one row: they split each reduction among them.
 #[derive(Clone, Debug)]
@@ -193,7 +194,7 @@ impl<'a> Evaluator<'a> {
         if self.vectors
             && let Some((vector, component)) = linear.in_vectors()
             && !self.b.buffers[buffer].writable
-            && self.b.buffers[buffer].scalar == Scalar::F32
+            && matches!(self.b.buffers[buffer].scalar, Scalar::F32 | Scalar::F16)
         {
             let index = self.guarded_index(&vector);
             return self.b.load_component(buffer, index, component);
@@ -553,7 +554,7 @@ pub fn interleaved(outer: &[Index], axes: &[usize], inner: &[Index]) -> Vec<Inde
 
 /// The value of a one-element tensor as a device literal.
 pub fn scalar_literal(value: &Tensor) -> Literal {
-    let word = device_words(value)[0];
+    let word = one_word_each(value)[0];
     match value.dtype().device() {
         DeviceType::F32 => Literal::F32(word),
         DeviceType::I32 => Literal::I32(word as i32),
@@ -562,8 +563,17 @@ pub fn scalar_literal(value: &Tensor) -> Literal {
     }
 }
 
-/// Elements in device form: one word each. 64-bit integers saturate to 32 bits.
-pub fn device_words(value: &Tensor) -> Vec<u32> {
+/// Elements as they lie in device memory.
+pub fn device_words(value: &Tensor, profile: &DeviceProfile) -> Vec<u32> {
+    if profile.stores_halves(value.dtype()) {
+        let word = |half: &[u8]| half.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        return value.bytes().chunks(4).map(word).collect();
+    }
+    one_word_each(value)
+}
+
+/// Elements in the form in which kernels compute with them. 64-bit integers saturate to 32 bits.
+fn one_word_each(value: &Tensor) -> Vec<u32> {
     let words = |word: fn(i64) -> u32| value.to_i64_vec().into_iter().map(word).collect();
     match value.dtype().device() {
         DeviceType::F32 => value.to_f32_vec().into_iter().map(f32::to_bits).collect(),

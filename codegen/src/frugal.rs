@@ -6,10 +6,11 @@ use meganeura_ir::{Graph, NodeId};
 
 use crate::fuse::Group;
 use crate::order::{Edges, Launch};
+use crate::profile::DeviceProfile;
 
 /// Puts groups in execution order, as [`crate::order::order`] does, so that gradients wait for their updates no longer than they must.
-pub fn frugal_order(graph: &Graph, groups: Vec<Group>, edges: &Edges) -> Vec<Launch> {
-    let order = sorted(edges, Pressure::new(graph, &groups));
+pub fn frugal_order(graph: &Graph, groups: Vec<Group>, edges: &Edges, profile: &DeviceProfile) -> Vec<Launch> {
+    let order = sorted(edges, Pressure::new(graph, &groups, profile));
     let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
     let groups = order.into_iter().filter_map(|g| slots[g].take()).enumerate();
     groups.map(|(level, group)| Launch { groups: vec![group], level }).collect()
@@ -35,10 +36,10 @@ struct Pressure {
 }
 
 impl Pressure {
-    fn new(graph: &Graph, groups: &[Group]) -> Self {
+    fn new(graph: &Graph, groups: &[Group], profile: &DeviceProfile) -> Self {
         // Outputs and updates have places of their own.
         let kept: HashSet<NodeId> = graph.roots().collect();
-        let bytes = |id: NodeId| graph.ty(id).device_bytes() as i64;
+        let bytes = |id: NodeId| profile.bytes(graph.ty(id)) as i64;
         let stored = |group: &Group| group.stored.iter().map(|s| s.node).filter(|n| !kept.contains(n)).collect::<Vec<_>>();
         let written: HashSet<NodeId> = groups.iter().flat_map(stored).collect();
         let takes = groups.iter().map(|group| stored(group).into_iter().map(bytes).sum());

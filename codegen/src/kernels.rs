@@ -1,7 +1,7 @@
 //! From a fused group to the body of its kernel and the grid that runs it.
 
 pub mod attention;
-mod contract;
+pub(crate) mod contract;
 mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use meganeura_ir::{CompareOp, Graph, NodeId, Op};
 
-use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Stmt};
+use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Scalar, Stmt};
 use crate::eval::Evaluator;
 use crate::fuse::{Domain, Group, Place, Stored};
 use crate::index::{Index, ravel, unravel};
@@ -143,7 +143,7 @@ pub fn emit_launch(graph: &Graph, launch: &Launch, in_place: &BTreeMap<NodeId, N
 
 /// Emits the kernel of `group`. `in_place` maps stored nodes to the parameters that they overwrite.
 fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Emitted {
-    let mut kernel = KernelEmitter::new(graph, group, in_place);
+    let mut kernel = KernelEmitter::new(graph, group, in_place, profile);
     let (family, workgroups) = match &group.domain {
         Domain::Map => ("map", rows::map(&mut kernel, profile)),
         Domain::Row { rows } => ("row", rows::row(&mut kernel, rows, profile)),
@@ -157,7 +157,7 @@ fn emit(graph: &Graph, group: &Group, in_place: &BTreeMap<NodeId, NodeId>, profi
 /// A kernel that writes a value which lies in memory, or counts, to a second place.
 pub fn copy(graph: &Graph, from: NodeId, profile: &DeviceProfile) -> Emitted {
     let shape = &graph.ty(from).shape;
-    let scalar = graph.ty(from).dtype.device().into();
+    let scalar = Scalar::stored(graph.ty(from).dtype, profile);
     let mut e = Evaluator::new(graph);
     let mut bound = Vec::new();
     if !matches!(graph.node(from).op, Op::Iota { .. }) {
@@ -183,18 +183,18 @@ struct KernelEmitter<'a> {
 }
 
 impl<'a> KernelEmitter<'a> {
-    fn new(graph: &'a Graph, group: &'a Group, in_place: &BTreeMap<NodeId, NodeId>) -> Self {
+    fn new(graph: &'a Graph, group: &'a Group, in_place: &BTreeMap<NodeId, NodeId>, profile: &DeviceProfile) -> Self {
         let mut e = Evaluator::new(graph);
         let mut bound = Vec::new();
         let overwritten: BTreeSet<NodeId> = group.stored.iter().filter_map(|s| in_place.get(&s.node)).copied().collect();
         for &node in group.reads.difference(&overwritten) {
-            let scalar = graph.ty(node).dtype.device().into();
+            let scalar = Scalar::stored(graph.ty(node).dtype, profile);
             e.buffers.insert(node, e.b.buffer(Buffer::read(scalar)));
             bound.push(Bound::Read(node));
         }
         let mut targets = Vec::new();
         for stored in &group.stored {
-            let scalar = graph.ty(stored.node).dtype.device().into();
+            let scalar = Scalar::stored(graph.ty(stored.node).dtype, profile);
             let buffer = e.b.buffer(Buffer::write(scalar));
             targets.push(buffer);
             bound.push(match in_place.get(&stored.node) {

@@ -8,6 +8,7 @@ mod compile;
 mod eval;
 mod frugal;
 mod fuse;
+mod halve;
 mod in_place;
 mod index;
 mod kernels;

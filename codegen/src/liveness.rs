@@ -6,6 +6,7 @@ use meganeura_ir::{Graph, NodeId};
 
 use crate::kernels::{Bound, Emitted};
 use crate::plan::Copy;
+use crate::profile::DeviceProfile;
 use crate::program::{ALIGNMENT, Region};
 
 /// One stay of a value in scratch memory. A value that is computed again has several.
@@ -41,7 +42,14 @@ pub struct Liveness {
 
 impl Liveness {
     /// `schedule` indexes `kernels`, in execution order; a kernel may run more than once. Values with a `home` are not counted.
-    pub fn new(graph: &Graph, kernels: &[Emitted], schedule: &[usize], home: &HashMap<NodeId, Region>, copies: &[Copy]) -> Self {
+    pub fn new(
+        graph: &Graph,
+        kernels: &[Emitted],
+        schedule: &[usize],
+        home: &HashMap<NodeId, Region>,
+        copies: &[Copy],
+        profile: &DeviceProfile,
+    ) -> Self {
         let mut liveness = Liveness::default();
         let mut current: HashMap<NodeId, usize> = HashMap::new();
         for (step, &kernel) in schedule.iter().enumerate() {
@@ -51,7 +59,7 @@ impl Liveness {
                     return None;
                 }
                 if let Bound::Write(_) = bound {
-                    let size = graph.ty(node).device_bytes() as u64;
+                    let size = profile.bytes(graph.ty(node));
                     current.insert(node, liveness.lifetimes.len());
                     liveness.lifetimes.push(Lifetime { size, from: step, until: step });
                 }

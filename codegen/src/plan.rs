@@ -65,12 +65,12 @@ pub fn layout(
 ) -> Result<Layout, CompileError> {
     let groups = || launches.iter().flat_map(|launch| &launch.groups);
     let limit = profile.max_binding_bytes;
-    let size_of = |id: NodeId| graph.ty(id).device_bytes() as u64;
+    let size_of = |id: NodeId| profile.bytes(graph.ty(id));
     let leaves = graph.live().into_iter().filter(|id| graph.node(*id).op.is_leaf() && in_memory(graph, *id));
     let stored = groups().flat_map(|group| &group.stored).map(|stored| stored.node);
     for id in leaves.chain(stored) {
         if size_of(id) > limit {
-            return Err(CompileError::TensorTooLarge { ty: graph.ty(id).clone(), limit });
+            return Err(CompileError::TensorTooLarge { ty: graph.ty(id).clone(), bytes: size_of(id), limit });
         }
     }
     let mut home = HashMap::new();
@@ -81,9 +81,9 @@ pub fn layout(
     let mut parameters = Vec::new();
     for (i, info) in graph.parameters().iter().enumerate() {
         let id = meganeura_ir::ParameterId(i as u32);
-        let bytes = info.ty.device_bytes() as u64;
+        let bytes = profile.bytes(&info.ty);
         if bytes > limit {
-            return Err(CompileError::TensorTooLarge { ty: info.ty.clone(), limit });
+            return Err(CompileError::TensorTooLarge { ty: info.ty.clone(), bytes, limit });
         }
         let (arena, space) = match info.role {
             ParameterRole::Optimizer => (&mut state, Space::Optimizer),
@@ -99,7 +99,7 @@ pub fn layout(
     let mut inputs = Vec::new();
     for (i, info) in graph.inputs().iter().enumerate() {
         let node = live.get(&Op::Input(meganeura_ir::InputId(i as u32)));
-        let bytes = info.ty.device_bytes() as u64;
+        let bytes = profile.bytes(&info.ty);
         let region = (bytes > 0 && node.is_some()).then(|| inputs_arena.place(Space::Inputs, bytes, limit));
         if let (Some(region), Some(&node)) = (region, node) {
             home.insert(node, region);
@@ -115,7 +115,7 @@ pub fn layout(
         {
             let region = constants_arena.place(Space::Constants, size_of(id), limit);
             home.insert(id, region);
-            constants.push(ConstantData { region, words: device_words(value) });
+            constants.push(ConstantData { region, words: device_words(value, profile) });
         }
     }
     let mut outputs_arena = Arena::default();
@@ -190,7 +190,7 @@ pub fn bind(
     layout: &Layout,
     profile: &DeviceProfile,
 ) -> Placement {
-    let mut liveness = Liveness::new(graph, emitted, schedule, &layout.home, &layout.copies);
+    let mut liveness = Liveness::new(graph, emitted, schedule, &layout.home, &layout.copies, profile);
     let live = liveness.peak();
     liveness.last_through(levels);
     let packing = pack(&liveness.lifetimes, live, profile.max_binding_bytes);

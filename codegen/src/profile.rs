@@ -1,5 +1,7 @@
 //! Device profiles: what codegen must respect and what it may assume.
 
+use meganeura_ir::{DType, TensorType};
+
 /// Limits and traits of a device. The runtime fills the limits from the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceProfile {
@@ -16,7 +18,7 @@ pub struct DeviceProfile {
     pub compute_units: u32,
     /// Iterations that all loops of one invocation may run together. llvmpipe leaves every loop, silently, when 65,535 are spent.
     pub max_loop_iterations: u64,
-    /// Matrix units that products may use, at the price of operands rounded to f16.
+    /// Matrix units that products may use, at the price of operands rounded to f16. A device that has them computes with f16.
     pub matrix_unit: Option<MatrixUnit>,
 }
 
@@ -46,6 +48,17 @@ pub enum DeviceKind {
 }
 
 impl DeviceProfile {
+    /// Whether elements of `dtype` lie in device memory as f16: all others take 32 bits.
+    pub fn stores_halves(&self, dtype: DType) -> bool {
+        dtype == DType::F16 && self.matrix_unit.is_some()
+    }
+
+    /// Bytes of a tensor in device memory, a multiple of 4.
+    pub fn bytes(&self, ty: &TensorType) -> u64 {
+        let elements = ty.shape.numel() as u64;
+        if self.stores_halves(ty.dtype) { (2 * elements).next_multiple_of(4) } else { 4 * elements }
+    }
+
     /// What every current Vulkan or Metal device offers: both have more than 16 storage bindings in their common profiles (30 and 31).
     pub fn generic() -> Self {
         DeviceProfile {
@@ -68,6 +81,19 @@ impl DeviceProfile {
             max_workgroup_bytes: 32 << 10,
             max_workgroup_invocations: 1024,
             compute_units: 16,
+            ..Self::generic()
+        }
+    }
+
+    /// A large NVIDIA GPU: an H200. Without its matrix units in strict precision.
+    pub fn nvidia(precision: Precision) -> Self {
+        DeviceProfile {
+            max_storage_bindings: 32,
+            max_binding_bytes: u32::MAX as u64,
+            max_workgroup_bytes: 48 << 10,
+            max_workgroup_invocations: 1024,
+            compute_units: 132,
+            matrix_unit: (precision == Precision::Accelerated).then_some(MatrixUnit { subgroup: 32 }),
             ..Self::generic()
         }
     }

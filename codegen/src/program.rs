@@ -82,7 +82,7 @@ impl Space {
     }
 }
 
-/// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is the tensor's device bytes (4 per element).
+/// A range of one buffer. `offset` is a multiple of [`ALIGNMENT`]; `size` is what [`DeviceProfile::bytes`](crate::DeviceProfile::bytes) says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Region {
     pub space: Space,
@@ -103,7 +103,8 @@ impl Region {
 /// Alignment of every region, in bytes: the largest `minStorageBufferOffsetAlignment` that Vulkan permits.
 pub const ALIGNMENT: u64 = 256;
 
-/// A named tensor that the host writes or reads, at device width: one 32-bit word per element (see `DType::device`).
+/// A named tensor that the host writes or reads, at device width: one 32-bit word per element (see `DType::device`), or one f16 where the
+/// profile [stores halves](crate::DeviceProfile::stores_halves).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub name: String,
@@ -126,11 +127,12 @@ pub struct ParameterBinding {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConstantData {
     pub region: Region,
-    /// 32-bit words in device form.
+    /// In device form, as 32-bit words.
     pub words: Vec<u32>,
 }
 
-/// A compute shader. Bindings are `@group(0) @binding(i)`, named `b0`, `b1`, ...: `array<f32>`, `array<i32>` or `array<u32>` storage buffers.
+/// A compute shader. Bindings are `@group(0) @binding(i)`, named `b0`, `b1`, ...: storage buffers of `f32`, `f16`, `i32` or
+/// `u32`, one by one or as vectors of four.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kernel {
     /// For people and profiles: the family, then the ops, as in `row reduce_max exp reduce_sum div`.

@@ -121,7 +121,7 @@ struct Work {
 
 impl Work {
     fn new(sequence: &Sequence) -> Self {
-        let Sequence { graph, launches, emitted, layout, .. } = *sequence;
+        let Sequence { graph, launches, emitted, layout, profile } = *sequence;
         let mut work = Work { values: Vec::new(), tasks: Vec::new() };
         let mut index: HashMap<NodeId, usize> = HashMap::new();
         let mut overwritten: BTreeMap<Region, usize> = BTreeMap::new();
@@ -147,14 +147,14 @@ impl Work {
                     }
                     (_, Some(_)) => until = None,
                     (_, None) => {
-                        let bytes = (graph.ty(node).device_bytes() as u64).next_multiple_of(ALIGNMENT);
+                        let bytes = profile.bytes(graph.ty(node)).next_multiple_of(ALIGNMENT);
                         index.insert(node, work.values.len());
                         writes.push(work.values.len());
                         work.values.push(Value { bytes, producer: step, uses: Vec::new() });
                     }
                 }
             }
-            work.tasks.push(Task { reads, writes, cost: cost(graph, launch, kernel), until });
+            work.tasks.push(Task { reads, writes, cost: cost(graph, launch, kernel, profile), until });
         }
         for copy in &layout.copies {
             if let Some(&value) = index.get(&copy.from) {
@@ -340,8 +340,8 @@ struct Demand {
 }
 
 /// What a kernel takes: the bytes that it moves, and the arithmetic of a contraction.
-fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted) -> u64 {
-    let moved = kernel.bound.iter().map(|bound| graph.ty(bound.node()).device_bytes() as u64).sum::<u64>();
+fn cost(graph: &Graph, launch: &Launch, kernel: &Emitted, profile: &DeviceProfile) -> u64 {
+    let moved = kernel.bound.iter().map(|bound| profile.bytes(graph.ty(bound.node()))).sum::<u64>();
     let products = |&dot: &NodeId| {
         let shape = contract_shape(graph, dot);
         let sizes = [&shape.batch, &shape.m, &shape.n, &shape.k];

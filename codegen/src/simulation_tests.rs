@@ -256,6 +256,7 @@ impl Workgroup<'_> {
             Expr::Select(condition, a, b) => one(if word(condition) != 0 { word(a) } else { word(b) }),
             Expr::Convert(to, x) => one(match (kind(x), to) {
                 (Scalar::F32, Scalar::F16) => round_f16(float(x)).to_bits(),
+                (Scalar::F16, Scalar::F32) => word(x),
                 (Scalar::I32, Scalar::F32) => (word(x) as i32 as f32).to_bits(),
                 (Scalar::U32, Scalar::F32) => (word(x) as f32).to_bits(),
                 (Scalar::I32, Scalar::U32) | (Scalar::U32, Scalar::I32) => word(x),
@@ -356,17 +357,26 @@ mod tests {
 
     use super::*;
     use crate::fuse::fuse;
+    use crate::kernels::contract::{MATRIX_TILINGS, ONLY_MATRIX_TILING};
     use crate::kernels::{Bound, emit_launch};
     use crate::order::Launch;
     use crate::{DeviceProfile, MatrixUnit};
 
-    fn profile(compute_units: u32) -> DeviceProfile {
+    fn profile() -> DeviceProfile {
         DeviceProfile {
-            compute_units,
             max_workgroup_bytes: 48 << 10,
+            max_workgroup_invocations: 1024,
             matrix_unit: Some(MatrixUnit { subgroup: SUBGROUP as u32 }),
             ..DeviceProfile::generic()
         }
+    }
+
+    /// Each tiling on matrix units, and a profile under which contractions that can take it do.
+    fn tilings() -> impl Iterator<Item = (usize, DeviceProfile)> {
+        (0..MATRIX_TILINGS.len()).map(|tiling| {
+            ONLY_MATRIX_TILING.set(Some(tiling));
+            (tiling, profile())
+        })
     }
 
     /// Runs a graph of one kernel; whether it used matrices, and its outputs.
@@ -386,9 +396,6 @@ mod tests {
                 other => vec![0; g.ty(other.node()).shape.numel()],
             })
             .collect();
-        if std::env::var("SHOW").is_ok() {
-            std::fs::write("/tmp/w/p5/k.wgsl", crate::wgsl::print(&kernel.parts, &kernel.buffers, kernel.workgroups)).unwrap();
-        }
         run(&kernel, &mut buffers);
         let found = |node| kernel.bound.iter().position(|bound| !matches!(bound, Bound::Read(_)) && bound.node() == node);
         let outputs = g.outputs().iter().map(|o| {
@@ -408,15 +415,72 @@ mod tests {
                 continue;
             }
             let expected = interpret(&graph, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
-            for units in [1, 16, 1 << 14] {
-                // Tilings without matrix units take more invocations than this.
-                let profile = DeviceProfile { max_workgroup_invocations: 128, ..profile(units) };
+            for (tiling, profile) in tilings() {
                 let Some((matrices, found)) = simulated(&graph, &inputs, &profile) else { continue };
                 on_matrices += usize::from(matrices);
                 for (found, expected) in found.iter().zip(expected.outputs()) {
                     let found: Vec<f64> = found.iter().map(|&x| x.into()).collect();
                     let error = relative_l2(&found, &expected.to_f64_vec());
-                    assert!(error <= if matrices { 1e-3 } else { 2e-6 }, "{name}, {units} units: {error:e}");
+                    assert!(error <= if matrices { 1e-3 } else { 2e-6 }, "{name}, tiling {tiling}: {error:e}");
+                }
+            }
+        }
+        assert!(on_matrices >= 40, "{on_matrices}");
+    }
+
+    /// The graph over inputs of f16, which become f32 at once.
+    fn of_halves(graph: &Graph) -> Graph {
+        let mut g = Graph::new();
+        let mut nodes = Vec::new();
+        for id in graph.ids() {
+            let node = graph.node(id);
+            nodes.push(match &node.op {
+                Op::Input(input) => {
+                    let info = &graph.inputs()[input.0 as usize];
+                    let half = g.input(info.name.clone(), TensorType::new(DType::F16, info.ty.shape.clone())).unwrap();
+                    g.cast(half, DType::F32).unwrap()
+                }
+                op => g.push(op.clone(), &node.operands.iter().map(|o| nodes[o.index()]).collect::<Vec<_>>()).unwrap(),
+            });
+        }
+        for output in graph.outputs() {
+            g.output(output.name.clone(), nodes[output.node.index()]).unwrap();
+        }
+        g
+    }
+
+    #[test]
+    fn an_invocation_maps_several_elements_where_there_are_many() {
+        for count in [2048 * 3, 2048 * 3 - 1, 2048 * 40 + 5, 100] {
+            let mut g = Graph::new();
+            let x = g.input("x", TensorType::new(DType::F32, [count])).unwrap();
+            let y = g.mul(x, x).unwrap();
+            g.output("y", y).unwrap();
+            let input = random_tensor(&TensorType::new(DType::F32, [count]), 1);
+            let small = DeviceProfile { compute_units: 1, ..DeviceProfile::generic() };
+            let (_, found) = simulated(&g, std::slice::from_ref(&input), &small).unwrap();
+            let expected: Vec<f32> = input.to_f32_vec().iter().map(|x| x * x).collect();
+            assert_eq!(found[0], expected, "{count}");
+        }
+    }
+
+    #[test]
+    fn operands_of_f16_are_multiplied_as_they_are() {
+        let mut on_matrices = 0;
+        for (name, graph) in contraction_graphs() {
+            if graph.inputs().iter().any(|input| input.ty.dtype != DType::F32) {
+                continue;
+            }
+            let graph = of_halves(&graph);
+            let inputs: Vec<Tensor> = graph.inputs().iter().zip(1..).map(|(info, seed)| random_tensor(&info.ty, seed)).collect();
+            let expected = interpret(&graph, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
+            for (tiling, profile) in tilings() {
+                let Some((matrices, found)) = simulated(&graph, &inputs, &profile) else { continue };
+                on_matrices += usize::from(matrices);
+                for (found, expected) in found.iter().zip(expected.outputs()) {
+                    let found: Vec<f64> = found.iter().map(|&x| x.into()).collect();
+                    let error = relative_l2(&found, &expected.to_f64_vec());
+                    assert!(error <= 2e-6, "{name}, tiling {tiling}: {error:e}");
                 }
             }
         }
@@ -438,7 +502,8 @@ mod tests {
         };
         let inputs = [scaled([m, k], 1, &x), scaled([k, n], 2, &y)];
         let expected = interpret(&g, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
-        let (matrices, found) = simulated(&g, &inputs, &profile(4)).expect("one kernel");
+        ONLY_MATRIX_TILING.set(Some(MATRIX_TILINGS.len() - 1));
+        let (matrices, found) = simulated(&g, &inputs, &profile()).expect("one kernel");
         assert!(matrices);
         (expected.outputs()[0].to_f64_vec(), found.into_iter().next().unwrap())
     }

@@ -66,8 +66,16 @@ pub fn print(parts: &[Part], buffers: &[Buffer], grid: [u32; 3]) -> String {
         text.push('\n');
     }
     let mut source = String::new();
-    if parts.iter().any(|part| uses_matrices(&part.body.stmts)) {
-        source.push_str("enable f16;\nenable wgpu_cooperative_matrix;\n\n");
+    let scalars = buffers.iter().map(|buffer| buffer.scalar).chain(arrays.0.iter().map(|array| array.scalar));
+    let matrices = parts.iter().any(|part| uses_matrices(&part.body.stmts));
+    if scalars.clone().any(|scalar| scalar == Scalar::F16) {
+        source.push_str("enable f16;\n");
+    }
+    if matrices {
+        source.push_str("enable wgpu_cooperative_matrix;\n");
+    }
+    if !source.is_empty() {
+        source.push('\n');
     }
     for (position, helper) in HELPERS.iter().enumerate() {
         if helpers.contains(&position) {

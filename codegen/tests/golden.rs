@@ -3,7 +3,7 @@
 mod common;
 
 use common::{built, compiled, f32s, gelu, linear_relu, matmul, momentum_step, parameter, softmax};
-use meganeura_codegen::{DeviceProfile, MatrixUnit};
+use meganeura_codegen::{DeviceProfile, Precision};
 use meganeura_ir::{BinaryOp, ConvDims, DType, Graph, NodeId, Op, ReduceOp, ScatterOp, TensorType, UnaryOp};
 
 /// `x @ w` of sizes `m x k` and `k x n`.
@@ -12,6 +12,29 @@ fn product([m, n, k]: [usize; 3]) -> Graph {
         let x = g.input("x", f32s(&[m, k]))?;
         let w = parameter(g, "w", &[k, n])?;
         let y = matmul(g, x, w)?;
+        g.output("y", y)
+    })
+}
+
+/// The same of f16 operands, with a result that is rounded to f16.
+fn product_of_halves([m, n, k]: [usize; 3]) -> Graph {
+    built(|g| {
+        let half = |shape: [usize; 2]| TensorType::new(DType::F16, shape);
+        let (x, y) = (g.input("x", half([m, k]))?, g.input("y", half([k, n]))?);
+        let (x, y) = (g.cast(x, DType::F32)?, g.cast(y, DType::F32)?);
+        let z = matmul(g, x, y)?;
+        let z = g.cast(z, DType::F16)?;
+        g.output("z", z)
+    })
+}
+
+/// Arithmetic on f16 values.
+fn map_of_halves() -> Graph {
+    built(|g| {
+        let x = g.input("x", TensorType::new(DType::F16, [9]))?;
+        let x = g.cast(x, DType::F32)?;
+        let y = g.unary(UnaryOp::Tanh, x)?;
+        let y = g.cast(y, DType::F16)?;
         g.output("y", y)
     })
 }
@@ -103,13 +126,8 @@ fn precedence() -> Graph {
 fn each_family_and_variant_prints_readable_wgsl() {
     let (generic, software) = (DeviceProfile::generic(), DeviceProfile::software());
     let small = DeviceProfile { compute_units: 1, ..DeviceProfile::generic() };
-    let matrices = DeviceProfile {
-        compute_units: 132,
-        max_workgroup_bytes: 48 << 10,
-        matrix_unit: Some(MatrixUnit { subgroup: 32 }),
-        ..DeviceProfile::generic()
-    };
-    let kernels: [(&str, Graph, &DeviceProfile); 19] = [
+    let matrices = DeviceProfile::nvidia(Precision::Accelerated);
+    let kernels: [(&str, Graph, &DeviceProfile); 21] = [
         ("map", gelu(), &generic),
         ("map_precedence", precedence(), &generic),
         ("map_joined", joined_maps(), &generic),
@@ -119,9 +137,11 @@ fn each_family_and_variant_prints_readable_wgsl() {
         ("contract_direct", linear_relu(), &software),
         ("contract_lanes", product([2, 90, 64]), &generic),
         ("contract_slices", product([100, 72, 64]), &generic),
-        ("contract_tiled", product([64, 64, 64]), &small),
-        ("contract_matrices", product([256, 256, 1024]), &matrices),
-        ("contract_matrices_large", product([4096, 4096, 4096]), &matrices),
+        ("contract_tiled", product([256, 256, 16]), &small),
+        ("contract_matrices", product([512, 512, 1024]), &matrices),
+        ("contract_matrices_large", product([4096, 4096, 256]), &matrices),
+        ("contract_matrices_halves", product_of_halves([512, 512, 1024]), &matrices),
+        ("map_halves", map_of_halves(), &matrices),
         ("contract_two_sums", gate(), &generic),
         ("contract_terms", sum_of_products(), &generic),
         ("contract_joined", joined_products(), &software),

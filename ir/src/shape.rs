@@ -145,11 +145,6 @@ impl TensorType {
     pub fn bytes(&self) -> usize {
         self.shape.numel() * self.dtype.size()
     }
-
-    /// Bytes on a device: 4 per element.
-    pub fn device_bytes(&self) -> usize {
-        self.shape.numel() * 4
-    }
 }
 
 impl fmt::Display for TensorType {

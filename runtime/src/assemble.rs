@@ -1,5 +1,6 @@
 //! Programs written by hand: for the self-test, which must not depend on the compiler, and for this crate's tests.
 
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::program::{ALIGNMENT, Access, Binding, ConstantData, Dispatch, Kernel, Memory, Program, Region, Space};
 use meganeura_ir::TensorType;
 
@@ -43,7 +44,7 @@ impl Assembler {
     }
 
     fn tensor(&mut self, space: Space, ty: &TensorType) -> Region {
-        self.region(space, ty.device_bytes() as u64)
+        self.region(space, DeviceProfile::generic().bytes(ty))
     }
 
     #[cfg(test)]

@@ -46,7 +46,7 @@ pub struct ParameterStore {
 impl ParameterStore {
     /// Allocates the parameters of `program`, and of every other program with the same layout.
     pub fn new(device: &Arc<Device>, program: &Program) -> Result<Arc<Self>, ParameterError> {
-        program_check::check_parameters(program)?;
+        program_check::check_parameters(program, device.profile())?;
         let arena = Arena::new(device, "parameters", &program.memory.parameters)?;
         let mut transfer = Transfer::new(device)?;
         transfer.zero(&arena)?;

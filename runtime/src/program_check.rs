@@ -1,5 +1,6 @@
 //! Whether a program is fit to run: what the driver would not check, and blade would turn into undefined behaviour.
 
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::program::{ALIGNMENT, Dispatch, Program, Region};
 use meganeura_ir::TensorType;
 
@@ -24,8 +25,8 @@ pub enum ProgramError {
     Workgroups { dispatch: usize, found: [u32; 3], limit: [u32; 3] },
 }
 
-/// Checks all of `program` against itself and `limits`.
-pub(crate) fn check(program: &Program, limits: &Limits) -> Result<(), ProgramError> {
+/// Checks all of `program` against itself, `limits`, and the sizes of tensors by `profile`.
+pub(crate) fn check(program: &Program, limits: &Limits, profile: &DeviceProfile) -> Result<(), ProgramError> {
     for kernel in &program.kernels {
         let (label, found) = (kernel.label.clone(), kernel.access.len());
         let limit = limits.storage_bindings.min(MAX_BINDINGS);
@@ -42,7 +43,7 @@ pub(crate) fn check(program: &Program, limits: &Limits) -> Result<(), ProgramErr
         check_dispatch(program, limits, index, dispatch)?;
     }
     for binding in program.inputs.iter().chain(&program.outputs) {
-        check_tensor(program, &binding.name, &binding.ty, binding.region)?;
+        check_tensor(program, &binding.name, &binding.ty, binding.region, profile)?;
     }
     for constant in &program.constants {
         check_region(program, "a constant", constant.region)?;
@@ -50,12 +51,12 @@ pub(crate) fn check(program: &Program, limits: &Limits) -> Result<(), ProgramErr
             return Err(ProgramError::Region { what: "a constant".into(), region: constant.region });
         }
     }
-    check_parameters(program)
+    check_parameters(program, profile)
 }
 
 /// Checks where the parameters of `program` lie.
-pub(crate) fn check_parameters(program: &Program) -> Result<(), ProgramError> {
-    program.parameters.iter().try_for_each(|p| check_tensor(program, &p.name, &p.ty, p.region))
+pub(crate) fn check_parameters(program: &Program, profile: &DeviceProfile) -> Result<(), ProgramError> {
+    program.parameters.iter().try_for_each(|p| check_tensor(program, &p.name, &p.ty, p.region, profile))
 }
 
 fn check_dispatch(program: &Program, limits: &Limits, index: usize, dispatch: &Dispatch) -> Result<(), ProgramError> {
@@ -72,10 +73,16 @@ fn check_dispatch(program: &Program, limits: &Limits, index: usize, dispatch: &D
     dispatch.regions.iter().try_for_each(|&region| check_region(program, &kernel.label, region))
 }
 
-fn check_tensor(program: &Program, name: &str, ty: &TensorType, region: Option<Region>) -> Result<(), ProgramError> {
+fn check_tensor(
+    program: &Program,
+    name: &str,
+    ty: &TensorType,
+    region: Option<Region>,
+    profile: &DeviceProfile,
+) -> Result<(), ProgramError> {
     let Some(region) = region else { return Ok(()) };
     check_region(program, name, region)?;
-    if region.size != ty.device_bytes() as u64 {
+    if region.size != profile.bytes(ty) {
         return Err(ProgramError::Size { what: name.into(), ty: ty.clone(), found: region.size });
     }
     Ok(())
@@ -110,9 +117,9 @@ mod tests {
         let copy = a.kernel("copy", "", [4, 1, 1], &[Access::Read, Access::ReadWrite]);
         a.dispatch(copy, &[x, y], [1, 1, 1], false);
         let mut program = a.finish();
-        check(&program, &device().info().limits).unwrap();
+        check(&program, &device().info().limits, device().profile()).unwrap();
         edit(&mut program);
-        check(&program, &device().info().limits).unwrap_err()
+        check(&program, &device().info().limits, device().profile()).unwrap_err()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meganeura_codegen::profile::MatrixUnit;
 use meganeura_codegen::program::{Access, Space};
-use meganeura_ir::{DType, TensorType};
+use meganeura_ir::{DType, Tensor, TensorType};
 
 use crate::assemble::Assembler;
 use crate::device::Device;
@@ -158,7 +158,11 @@ pub fn run(device: &Arc<Device>) -> Result<Vec<Probe>, SessionError> {
     Ok(probes.collect())
 }
 
-/// Multiplies and adds matrices of f16 that are not symmetric, in both layouts, with results that f16 cannot hold.
+/// f16 values in memory that some arithmetic loses: subnormal, negative zero, the largest, infinite.
+const HALVES: [u16; 8] = [0x0001, 0x8001, 0x03ff, 0x8000, 0x7bff, 0xfc00, 0x3c01, 0xb555];
+
+/// Multiplies and adds matrices of f16 that are not symmetric, in both layouts, with results that f16 cannot hold; and takes f16 values
+/// from memory to f32 and back, one by one and as vectors.
 pub(crate) fn run_matrix_unit(device: &Arc<Device>, unit: MatrixUnit) -> Result<Probe, SessionError> {
     const SIDE: u32 = 16;
     let wgsl = format!(
@@ -194,6 +198,23 @@ pub(crate) fn run_matrix_unit(device: &Arc<Device>, unit: MatrixUnit) -> Result<
     let result = a.output(name, TensorType::new(DType::U32, [(SIDE * SIDE) as usize]));
     let kernel = a.kernel(name, &wgsl, [unit.subgroup, 1, 1], &[Access::ReadWrite]);
     a.dispatch(kernel, &[result], [1, 1, 1], false);
+    let pairs = |halves: [u16; 8]| [0, 2, 4, 6].map(|i| u32::from(halves[i + 1]) << 16 | u32::from(halves[i]));
+    let halves = a.constant(pairs(HALVES).to_vec());
+    for (name, element, body) in [
+        ("f16 in memory", "f16", "b1[lane] = f16(f32(b0[lane ^ 1u]));"),
+        ("vectors of f16 in memory", "vec4<f16>", "if lane < 2u { b1[lane ^ 1u] = vec4<f16>(vec4<f32>(b0[lane])); }"),
+    ] {
+        let wgsl = format!(
+            "enable f16;
+            @group(0) @binding(0) var<storage, read> b0: array<{element}>;
+            @group(0) @binding(1) var<storage, read_write> b1: array<{element}>;
+            @compute @workgroup_size(8)
+            fn main(@builtin(local_invocation_index) lane: u32) {{ {body} }}"
+        );
+        let result = a.output(name, TensorType::new(DType::U32, [4]));
+        let kernel = a.kernel(name, &wgsl, [8, 1, 1], &[Access::Read, Access::ReadWrite]);
+        a.dispatch(kernel, &[halves, result], [1, 1, 1], false);
+    }
     let program = Arc::new(a.finish());
     let store = ParameterStore::new(device, &program)?;
     let outputs = Session::new(device, program, &store)?.run(&[])?;
@@ -204,8 +225,12 @@ pub(crate) fn run_matrix_unit(device: &Arc<Device>, unit: MatrixUnit) -> Result<
         let sum = (0..SIDE).fold(i as f32 * 0.5, |sum, k| sum + left(k) * right(k));
         (sum * 4.0).to_bits().into()
     };
-    let words: Vec<i64> = (0..SIDE * SIDE).map(expected).collect();
-    Ok(Probe { name, passed: outputs.first().is_some_and(|output| output.to_i64_vec() == words) })
+    let words = |words: [u32; 4]| words.map(i64::from).to_vec();
+    let products: Vec<i64> = (0..SIDE * SIDE).map(expected).collect();
+    let [h0, h1, h2, h3, h4, h5, h6, h7] = HALVES;
+    let (neighbours, vectors) = ([h1, h0, h3, h2, h5, h4, h7, h6], [h4, h5, h6, h7, h0, h1, h2, h3]);
+    let right = [products, words(pairs(neighbours)), words(pairs(vectors))];
+    Ok(Probe { name, passed: outputs.iter().map(Tensor::to_i64_vec).eq(right) })
 }
 
 #[cfg(test)]

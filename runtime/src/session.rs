@@ -199,7 +199,7 @@ impl Session {
         if !Arc::ptr_eq(device, store.device()) {
             return Err(SessionError::Store("it is on another device".into()));
         }
-        program_check::check(&program, &device.info().limits)?;
+        program_check::check(&program, &device.info().limits, device.profile())?;
         if let Some(difference) = store.difference(&program) {
             return Err(SessionError::Store(difference));
         }
@@ -276,7 +276,7 @@ impl Session {
         slot.step = None;
         for (copy, tensor) in self.inputs.iter().zip(inputs) {
             if let Some(copy) = copy {
-                words::encode(tensor.borrow(), &mut slot.upload.words_mut()[copy.words()]);
+                words::encode(tensor.borrow(), &mut slot.upload.words_mut()[copy.words()], self.device.profile());
             }
         }
         let last = self.submissions.len() - 1;
@@ -312,13 +312,15 @@ impl Session {
     /// Waits for a step and returns its outputs in the program's order.
     pub fn wait(&mut self, ticket: Ticket) -> Result<Vec<Tensor>, SessionError> {
         check_host_room("outputs", self.outputs.iter().flatten().map(|copy| copy.bytes).sum())?;
-        Ok(self.downloaded(ticket)?.map(|(binding, words)| words::decode(&binding.ty, words)).collect())
+        let device = self.device.clone();
+        Ok(self.downloaded(ticket)?.map(|(binding, words)| words::decode(&binding.ty, words, device.profile())).collect())
     }
 
     /// As [`Session::wait`], into tensors of the outputs' types, in the program's order. Others are replaced by new ones.
     pub fn wait_into(&mut self, ticket: Ticket, outputs: &mut [Tensor]) -> Result<(), SessionError> {
+        let device = self.device.clone();
         for ((binding, words), output) in self.downloaded(ticket)?.zip(outputs) {
-            words::decode_into(&binding.ty, words, output);
+            words::decode_into(&binding.ty, words, output, device.profile());
         }
         Ok(())
     }
@@ -390,12 +392,13 @@ impl Session {
         Ok(self.spaces.store.transfer().download(&items)?)
     }
 
-    /// Where an input lies on the device, one 32-bit word per element. Absent if it is unknown, empty or unused.
+    /// Where an input lies on the device, one 32-bit word per element, or one f16 where the device's profile
+    /// [stores halves](meganeura_codegen::DeviceProfile::stores_halves). Absent if it is unknown, empty or unused.
     pub fn input_buffer(&self, name: &str) -> Option<BufferPiece> {
         self.program.inputs.iter().position(|b| b.name == name).and_then(|index| self.inputs[index]).map(|copy| copy.device)
     }
 
-    /// Where an output lies on the device, one 32-bit word per element. Absent if it is unknown or empty.
+    /// Where an output lies on the device, as inputs do. Absent if it is unknown or empty.
     pub fn output_buffer(&self, name: &str) -> Option<BufferPiece> {
         self.program.outputs.iter().position(|b| b.name == name).and_then(|index| self.outputs[index]).map(|copy| copy.device)
     }
@@ -429,10 +432,9 @@ impl Session {
         })
     }
 
-    /// Runs one step, each dispatch in a pass of its own, and returns what each took on the device. The step counts as any other:
-    /// it updates parameters.
-    pub fn profile(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<DispatchTime>, SessionError> {
-        self.write_inputs(inputs)?;
+    /// Runs one step on the inputs that are on the device, each dispatch in a pass of its own, and returns what each took. The step counts
+    /// as any other: it updates parameters.
+    pub fn profile(&mut self) -> Result<Vec<DispatchTime>, SessionError> {
         let limit = self.options.submission.dispatches.min(blade_graphics::limits::PASS_COUNT - 1);
         let mut encoder = Encoder::new(&self.device, "profile", 1)?;
         let mut times = Vec::with_capacity(self.dispatches.len());

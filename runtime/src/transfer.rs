@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use blade_graphics::BufferPiece;
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_ir::{Tensor, TensorType};
 
 use crate::buffers::{Arena, Staging, check_host_room};
@@ -21,16 +22,16 @@ pub(crate) enum Source<'a> {
 }
 
 impl Source<'_> {
-    fn bytes(&self) -> u64 {
+    fn bytes(&self, profile: &DeviceProfile) -> u64 {
         match self {
-            Source::Tensor(tensor) => tensor.ty().device_bytes() as u64,
+            Source::Tensor(tensor) => profile.bytes(tensor.ty()),
             Source::Words(words) => size_of_val(*words) as u64,
         }
     }
 
-    fn write(&self, words: &mut [u32]) {
+    fn write(&self, words: &mut [u32], profile: &DeviceProfile) {
         match self {
-            Source::Tensor(tensor) => words::encode(tensor, words),
+            Source::Tensor(tensor) => words::encode(tensor, words, profile),
             Source::Words(source) => words.copy_from_slice(source),
         }
     }
@@ -86,24 +87,26 @@ impl Transfer {
 
     /// Writes each source to its place. Empty ones are skipped.
     pub(crate) fn upload(&mut self, items: &[(BufferPiece, Source)]) -> Result<(), DeviceError> {
-        for batch in batches(items, |(_, source)| source.bytes()) {
-            let total: u64 = batch.iter().map(|(_, source)| source.bytes()).sum();
+        let profile = self.device.profile();
+        let bytes = |source: &Source| source.bytes(profile);
+        for batch in batches(items, |(_, source)| bytes(source)) {
+            let total: u64 = batch.iter().map(|(_, source)| bytes(source)).sum();
             if total == 0 {
                 continue;
             }
             let mut staging = Staging::upload(&self.device, total)?;
             let mut rest = staging.words_mut();
             for (_, source) in batch {
-                let (words, tail) = rest.split_at_mut(source.bytes() as usize / 4);
-                source.write(words);
+                let (words, tail) = rest.split_at_mut(bytes(source) as usize / 4);
+                source.write(words, profile);
                 rest = tail;
             }
             self.encoder.submit(|encoder| {
                 let mut pass = encoder.transfer("upload");
                 let mut offset = 0;
-                for (piece, source) in batch.iter().filter(|(_, source)| source.bytes() > 0) {
-                    pass.copy_buffer_to_buffer(staging.at(offset), *piece, source.bytes());
-                    offset += source.bytes();
+                for (piece, source) in batch.iter().filter(|(_, source)| bytes(source) > 0) {
+                    pass.copy_buffer_to_buffer(staging.at(offset), *piece, bytes(source));
+                    offset += bytes(source);
                 }
             })?;
             self.encoder.wait()?;
@@ -113,13 +116,14 @@ impl Transfer {
 
     /// Reads a tensor from each place; an absent place stands for an empty tensor.
     pub(crate) fn download(&mut self, items: &[(Option<BufferPiece>, &TensorType)]) -> Result<Vec<Tensor>, DeviceError> {
-        let bytes = |(piece, ty): &(Option<BufferPiece>, &TensorType)| piece.map_or(0, |_| ty.device_bytes() as u64);
+        let profile = self.device.profile();
+        let bytes = |(piece, ty): &(Option<BufferPiece>, &TensorType)| piece.map_or(0, |_| profile.bytes(ty));
         check_host_room("downloaded tensors", items.iter().map(bytes).sum())?;
         let mut tensors = Vec::with_capacity(items.len());
         for batch in batches(items, bytes) {
             let total: u64 = batch.iter().map(bytes).sum();
             if total == 0 {
-                tensors.extend(batch.iter().map(|(_, ty)| words::decode(ty, &[])));
+                tensors.extend(batch.iter().map(|(_, ty)| words::decode(ty, &[], profile)));
                 continue;
             }
             let staging = Staging::download(&self.device, total)?;
@@ -137,7 +141,7 @@ impl Transfer {
             let mut rest = staging.words();
             for item in batch {
                 let (words, tail) = rest.split_at(bytes(item) as usize / 4);
-                tensors.push(words::decode(item.1, words));
+                tensors.push(words::decode(item.1, words, profile));
                 rest = tail;
             }
         }

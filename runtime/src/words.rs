@@ -1,6 +1,7 @@
-//! Host tensors as the 32-bit words that devices compute with, and back.
+//! Host tensors as the 32-bit words that lie in device memory, and back.
 
 use half::{bf16, f16};
+use meganeura_codegen::profile::DeviceProfile;
 use meganeura_ir::{DType, Tensor, TensorType};
 
 /// A value that the device cannot hold.
@@ -39,9 +40,18 @@ pub(crate) fn check(name: &str, tensor: &Tensor) -> Result<(), WordError> {
     outside.map_or(Ok(()), |found| Err(error(found)))
 }
 
-/// Writes the words of a [checked](check) tensor: floats as `f32` (rounded), integers widened or narrowed, bools as 0 or 1.
-pub(crate) fn encode(tensor: &Tensor, words: &mut [u32]) {
+/// Writes the words of a [checked](check) tensor: floats as `f32` (rounded), integers widened or narrowed, bools as 0 or 1. What the device
+/// [stores as halves](DeviceProfile::stores_halves) is two to a word.
+pub(crate) fn encode(tensor: &Tensor, words: &mut [u32], profile: &DeviceProfile) {
     let bytes = tensor.bytes();
+    if profile.stores_halves(tensor.dtype()) {
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
+            let mut whole = [0; 4];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u32::from_le_bytes(whole);
+        }
+        return;
+    }
     fn fill<const N: usize>(words: &mut [u32], bytes: &[u8], word: impl Fn([u8; N]) -> u32) {
         words.iter_mut().zip(elements(bytes)).for_each(|(w, element)| *w = word(element));
     }
@@ -61,11 +71,16 @@ pub(crate) fn encode(tensor: &Tensor, words: &mut [u32]) {
 }
 
 /// The tensor of type `ty` whose words are `words`: floats round to their dtype, integers wrap to theirs.
-pub(crate) fn decode(ty: &TensorType, words: &[u32]) -> Tensor {
+pub(crate) fn decode(ty: &TensorType, words: &[u32], profile: &DeviceProfile) -> Tensor {
     fn collect<const N: usize>(words: &[u32], element: impl Fn(u32) -> [u8; N]) -> Vec<u8> {
         words.iter().flat_map(|&w| element(w)).collect()
     }
     let bytes = match ty.dtype {
+        _ if profile.stores_halves(ty.dtype) => {
+            let mut bytes = collect(words, u32::to_le_bytes);
+            bytes.truncate(ty.bytes());
+            bytes
+        }
         DType::F32 | DType::I32 | DType::U32 if cfg!(target_endian = "little") => bytemuck::cast_slice(words).to_vec(),
         DType::F32 | DType::I32 | DType::U32 => collect(words, u32::to_le_bytes),
         DType::F16 => collect(words, |w| f16::from_f32(f32::from_bits(w)).to_le_bytes()),
@@ -79,29 +94,41 @@ pub(crate) fn decode(ty: &TensorType, words: &[u32]) -> Tensor {
         DType::U64 => collect(words, |w| u64::from(w).to_le_bytes()),
         DType::Bool => collect(words, |w| [(w != 0).into()]),
     };
-    Tensor::from_bytes(ty.clone(), bytes).expect("one word per element")
+    Tensor::from_bytes(ty.clone(), bytes).expect("a word for each element, or for two")
 }
 
 /// As [`decode`], into a tensor; without an allocation where it has the type, and the device holds that as it is.
-pub(crate) fn decode_into(ty: &TensorType, words: &[u32], tensor: &mut Tensor) {
-    let as_it_is = cfg!(target_endian = "little") && matches!(ty.dtype, DType::F32 | DType::I32 | DType::U32);
+pub(crate) fn decode_into(ty: &TensorType, words: &[u32], tensor: &mut Tensor, profile: &DeviceProfile) {
+    let words_of_it = matches!(ty.dtype, DType::F32 | DType::I32 | DType::U32);
+    let as_it_is = cfg!(target_endian = "little") && (words_of_it || profile.stores_halves(ty.dtype));
     let bytes: &[u8] = bytemuck::cast_slice(words);
-    if as_it_is && tensor.ty() == ty && tensor.bytes().len() == bytes.len() {
-        tensor.bytes_mut().copy_from_slice(bytes);
-    } else {
-        *tensor = decode(ty, words);
+    match bytes.get(..ty.bytes()) {
+        Some(bytes) if as_it_is && tensor.ty() == ty => tensor.bytes_mut().copy_from_slice(bytes),
+        _ => *tensor = decode(ty, words, profile),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use meganeura_codegen::profile::MatrixUnit;
+
     use super::*;
 
-    fn words(tensor: &Tensor) -> Vec<u32> {
-        let mut words = vec![u32::MAX; tensor.shape().numel()];
+    fn words_on(profile: &DeviceProfile, tensor: &Tensor) -> Vec<u32> {
+        let mut words = vec![u32::MAX; profile.bytes(tensor.ty()) as usize / 4];
         check("x", tensor).unwrap();
-        encode(tensor, &mut words);
+        encode(tensor, &mut words, profile);
         words
+    }
+
+    fn words(tensor: &Tensor) -> Vec<u32> {
+        words_on(&DeviceProfile::generic(), tensor)
+    }
+
+    /// A device with matrix units, and one without.
+    fn profiles() -> [DeviceProfile; 2] {
+        let matrix_unit = Some(MatrixUnit { subgroup: 32 });
+        [DeviceProfile { matrix_unit, ..DeviceProfile::generic() }, DeviceProfile::generic()]
     }
 
     #[test]
@@ -114,7 +141,13 @@ mod tests {
                 _ => &[0.0, -1.5, 0.25, 1024.0, f64::INFINITY],
             };
             let tensor = Tensor::from_f64(dtype, [5], values);
-            assert_eq!(decode(tensor.ty(), &words(&tensor)), tensor, "{dtype}");
+            for profile in profiles() {
+                let words = words_on(&profile, &tensor);
+                assert_eq!(decode(tensor.ty(), &words, &profile), tensor, "{dtype}");
+                let mut into = Tensor::from_f64(dtype, [5], &[0.0; 5]);
+                decode_into(tensor.ty(), &words, &mut into, &profile);
+                assert_eq!(into, tensor, "{dtype}");
+            }
         }
     }
 
@@ -128,11 +161,20 @@ mod tests {
     }
 
     #[test]
+    fn halves_lie_two_to_a_word() {
+        let [halves, words] = profiles();
+        let tensor = Tensor::from_f64(DType::F16, [3], &[1.0, -2.0, 0.5]);
+        assert_eq!(words_on(&halves, &tensor), [0xc000_3c00, 0x3800]);
+        assert_eq!(words_on(&words, &tensor), [1.0f32, -2.0, 0.5].map(f32::to_bits));
+        assert_eq!(words_on(&halves, &Tensor::from_f64(DType::BF16, [1], &[1.0])), [1.0f32.to_bits()]);
+    }
+
+    #[test]
     fn the_ends_of_the_32_bit_range_are_inside() {
         let ends = Tensor::from_i64(DType::I64, [2], &[i32::MIN.into(), i32::MAX.into()]);
-        assert_eq!(decode(ends.ty(), &words(&ends)), ends);
+        assert_eq!(decode(ends.ty(), &words(&ends), &DeviceProfile::generic()), ends);
         let ends = Tensor::from_i64(DType::U64, [2], &[0, u32::MAX.into()]);
-        assert_eq!(decode(ends.ty(), &words(&ends)), ends);
+        assert_eq!(decode(ends.ty(), &words(&ends), &DeviceProfile::generic()), ends);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use meganeura_ir::{BinaryOp, Graph, NodeId, Op, UnaryOp};
+use meganeura_ir::{BinaryOp, DType, Graph, NodeId, Op, UnaryOp};
 
 use super::{Fuser, Use, in_memory};
 
@@ -88,7 +88,9 @@ pub fn is_light(graph: &Graph, id: NodeId) -> bool {
     match &n.op {
         Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) => true,
         Op::Pad(_) | Op::Unfold(_) | Op::RandomUniform { .. } => true,
-        Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) | Op::Cast(_) => true,
+        // Rounding takes a dozen instructions, and what it makes may take half the memory.
+        Op::Cast(to) => !matches!(to, DType::F16 | DType::BF16),
+        Op::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not) => true,
         Op::Binary(BinaryOp::Pow | BinaryOp::Rem) => false,
         Op::Binary(_) | Op::Compare(_) | Op::Select => n.operands.iter().filter(|o| !is_text(graph, **o)).count() <= 1,
         _ => false,

@@ -2,11 +2,15 @@
 //! a prologue, and an epilogue on the accumulators.
 
 mod cooperative;
+mod pace;
 mod staging;
 
 use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, NodeId, Op};
 
-use self::cooperative::{MATRIX_TILINGS, MatrixTiling};
+pub(crate) use self::cooperative::MATRIX_TILINGS;
+use self::cooperative::MatrixTiling;
+use self::pace::Pace;
+use self::staging::Steps;
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::{Place, Sum};
@@ -29,17 +33,26 @@ pub enum Schedule {
 }
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `threads.0 x threads.1` invocations hold
-/// `elements.0 x elements.1` sums each, and load `depth` terms at a time.
+/// `elements.0 x elements.1` sums each, and load `depth` terms at a time, `ahead` times before they are used: as often as registers permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     threads: (usize, usize),
     slices: usize,
     elements: (usize, usize),
     depth: usize,
+    ahead: usize,
+    pace: Pace,
 }
 
-const fn tiling(threads: (usize, usize), slices: usize, elements: (usize, usize), depth: usize) -> Tiling {
-    Tiling { threads, slices, elements, depth }
+const fn tiling(
+    threads: (usize, usize),
+    slices: usize,
+    elements: (usize, usize),
+    depth: usize,
+    ahead: usize,
+    pace: Pace,
+) -> Tiling {
+    Tiling { threads, slices, elements, depth, ahead, pace }
 }
 
 /// Where an invocation of a tiled workgroup sits.
@@ -53,15 +66,15 @@ struct Seat {
 
 /// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
 const TILINGS: [Tiling; 9] = [
-    tiling((16, 16), 1, (8, 8), 16),
-    tiling((16, 16), 1, (8, 8), 8),
-    tiling((16, 16), 1, (8, 4), 16),
-    tiling((16, 16), 1, (4, 8), 16),
-    tiling((16, 16), 1, (4, 4), 16),
-    tiling((8, 8), 4, (8, 4), 8),
-    tiling((8, 8), 4, (4, 8), 8),
-    tiling((8, 8), 4, (4, 4), 16),
-    tiling((4, 4), 16, (4, 4), 4),
+    tiling((16, 16), 1, (8, 4), 16, 1, Pace::new(1000, 770, 5940, 3)),
+    tiling((16, 16), 1, (4, 8), 16, 1, Pace::new(1000, 770, 5940, 3)),
+    tiling((16, 16), 1, (4, 4), 16, 1, Pace::new(930, 520, 2530, 3)),
+    tiling((8, 8), 4, (8, 4), 8, 1, Pace::new(860, 600, 940, 4)),
+    tiling((8, 8), 4, (4, 8), 8, 1, Pace::new(860, 600, 940, 4)),
+    tiling((8, 8), 4, (4, 4), 16, 1, Pace::new(1010, 690, 650, 3)),
+    tiling((8, 8), 4, (4, 4), 8, 2, Pace::new(620, 390, 450, 3)),
+    tiling((4, 4), 16, (4, 4), 8, 1, Pace::new(1270, 750, 400, 4)),
+    tiling((4, 4), 16, (4, 4), 4, 1, Pace::new(770, 440, 290, 4)),
 ];
 
 /// Elements of a vector in workgroup memory.
@@ -108,32 +121,18 @@ impl Tiling {
         Seat { slice, thread, m, n }
     }
 
-    /// Whether the next step's elements are loaded before this one's are used: where registers are left for them.
-    fn prefetches(&self) -> bool {
-        self.elements.0 * self.elements.1 <= 32
-    }
-
-    /// An estimate of the cycles that a contraction takes: every multiprocessor does the arithmetic of its share of the tiles, and waits
-    /// for the loads of each step of as many as do not fit beside each other. The constants are measured on an H200.
-    fn cycles(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
-        const LANES: usize = 128;
-        const EPILOGUE: usize = 700;
-        let wait = if self.prefetches() { 400 } else { 1000 };
+    /// An estimate of the time that a contraction takes.
+    fn time(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
         let (tile_m, tile_n) = self.tile();
-        // Per cent of the peak that the inner loop reaches, and workgroups that fit a multiprocessor, both by sums per invocation.
-        let (share, resident) = match self.elements.0 * self.elements.1 {
-            64.. => (57, 2),
-            32.. => (64, 3),
-            _ => (48, 4),
-        };
-        // Slices add and share their results.
-        let share = if self.slices > 1 { share * 7 / 10 } else { share };
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
-        let own = tiles.div_ceil(profile.compute_units as usize);
-        let steps = k.div_ceil(self.slices * self.depth);
-        let arithmetic = own * (tile_m * tile_n * steps * self.slices * self.depth / LANES * 100 / share + EPILOGUE);
-        arithmetic + own.div_ceil(resident) * steps * wait
+        self.pace.time(tiles.div_ceil(profile.compute_units as usize), k.div_ceil(self.slices * self.depth))
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The one of [`MATRIX_TILINGS`] that a test tries, whatever it takes.
+    pub(crate) static ONLY_MATRIX_TILING: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
 fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
@@ -154,17 +153,19 @@ fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> Schedule {
         let fitting = TILINGS
             .iter()
             .filter(|tiling| tiling.fits(profile) && tiling.elements.0 * tiling.elements.1 * sums.len() <= MAX_ACCUMULATORS)
-            .map(|tiling| (tiling.cycles(sizes, profile), Schedule::Tiled(*tiling)));
+            .map(|tiling| (tiling.time(sizes, profile), Schedule::Tiled(*tiling)));
+        #[cfg(test)]
+        let fitting = fitting.filter(|_| ONLY_MATRIX_TILING.get().is_none());
         // Elements of a window are loaded one by one, which takes longer than matrix units save.
         let halvable = terms().all(|&term| {
             let float = matches!(graph.ty(term).dtype, DType::F32 | DType::F16 | DType::BF16);
             float && matches!(graph.node(term).op, Op::Dot(_))
         });
-        let matrix = MATRIX_TILINGS
-            .iter()
-            .filter(|tiling| halvable && tiling.fits(sums.len(), profile))
-            .map(|tiling| (tiling.cycles(sizes, sums.len(), profile), Schedule::Cooperative(*tiling)));
-        if let Some((_, best)) = fitting.chain(matrix).min_by_key(|(cycles, _)| *cycles) {
+        let matrix = MATRIX_TILINGS.iter().filter(|tiling| halvable && tiling.fits(sums.len(), profile));
+        #[cfg(test)]
+        let matrix = matrix.filter(|tiling| ONLY_MATRIX_TILING.get().is_none_or(|only| **tiling == MATRIX_TILINGS[only]));
+        let matrix = matrix.map(|tiling| (tiling.time(sizes, profile), Schedule::Cooperative(*tiling)));
+        if let Some((_, best)) = fitting.chain(matrix).min_by_key(|(time, _)| *time) {
             return best;
         }
     }
@@ -208,7 +209,7 @@ struct Coordinate {
 }
 
 /// Emits the kernel; returns the grid.
-pub fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> [u32; 3] {
+pub(super) fn contract<'g>(kernel: &mut KernelEmitter<'g>, sums: &'g [Sum], place: &Place, profile: &DeviceProfile) -> [u32; 3] {
     let dot = sums[0].terms[0];
     let shape = contract_shape(kernel.graph, dot);
     let schedule = schedule(kernel.graph, sums, profile);
@@ -517,51 +518,46 @@ impl Contraction<'_, '_> {
 
     /// Adds the products of the term at hand to `sums`.
     fn tiled_term(&mut self, tiling: &Tiling, seat: &Seat, firsts: [&Index; 2], tiles: [SlotId; 2], sums: &[SlotId]) {
-        let Tiling { threads, slices, elements, depth } = *tiling;
+        let Tiling { threads, slices, elements, depth, ahead, .. } = *tiling;
         let ([lhs_tile, rhs_tile], (tile_m, tile_n)) = (tiles, tiling.tile());
         let k = self.sizes()[3];
         // Each slice sums a run of whole steps.
-        let run = k.div_ceil(slices * depth) * depth;
-        let zero = self.kernel.e.b.i32(0);
-        let first_k = seat.slice.scale(run as i64);
+        let count = k.div_ceil(slices * depth);
+        let steps = Steps { first: seat.slice.scale((count * depth) as i64), depth, count };
         let sides = [(true, tile_m, firsts[0]), (false, tile_n, firsts[1])]
             .map(|(left, tile, first)| self.side(left, tile, depth, first));
         let staged = sides.each_ref().map(|side| self.staged(side, &seat.thread, threads.0 * threads.1));
-        let ahead = if tiling.prefetches() { self.ahead(&sides, &staged, &first_k) } else { Vec::new() };
-        let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);
-        let k0 = first_k.add(&step.scale(depth as i64));
-        let values: Vec<ExprId> = match ahead.is_empty() {
-            true => self.staged_values(&sides, &staged, &k0),
-            false => ahead.iter().map(|&slot| self.kernel.e.b.read(slot)).collect(),
-        };
-        let mut values = values.into_iter();
-        for ((side, elements), (array, tile)) in sides.iter().zip(&staged).zip([(lhs_tile, tile_m), (rhs_tile, tile_n)]) {
-            let pitch = tile + PADDING;
-            let own = seat.slice.scale((pitch * depth) as i64);
-            for element in elements {
-                let place = own.add(&element.column.scale(pitch as i64)).add(&element.row);
-                let step = if side.along_k { pitch as i64 } else { 1 };
-                let values: Vec<ExprId> = values.by_ref().take(side.width).collect();
-                self.store_run(array, &place, step, &values);
+        let pipeline = self.pipeline(sides, staged, steps, ahead);
+        self.each_step(&pipeline, |this, step| {
+            let mut values = this.values(&pipeline, step).into_iter();
+            let tiles = [(lhs_tile, tile_m), (rhs_tile, tile_n)];
+            for ((side, elements), (array, tile)) in pipeline.sides.iter().zip(&pipeline.staged).zip(tiles) {
+                let pitch = tile + PADDING;
+                let own = seat.slice.scale((pitch * depth) as i64);
+                for element in elements {
+                    let place = own.add(&element.column.scale(pitch as i64)).add(&element.row);
+                    let distance = if side.along_k { pitch as i64 } else { 1 };
+                    let values: Vec<ExprId> = values.by_ref().take(side.width).collect();
+                    this.store_run(array, &place, distance, &values);
+                }
             }
-        }
-        self.kernel.e.b.stmt(Stmt::Barrier);
-        let next = self.next_step(&step, run / depth);
-        self.load_ahead(&sides, &staged, &first_k.add(&next.scale(depth as i64)), &ahead);
-        let b = &mut self.kernel.e.b;
-        let (inner, kk) = b.begin_for(zero, depth, 1);
-        let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
-            let pitch = (tile + PADDING) / VECTOR;
-            let row = seat.slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
-            let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
-            vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
-        };
-        let lhs = column(lhs_tile, tile_m, &seat.m, threads.0, elements.0);
-        let rhs = column(rhs_tile, tile_n, &seat.n, threads.1, elements.1);
-        self.accumulate(sums, &lhs, &rhs);
-        let b = &mut self.kernel.e.b;
-        b.end_for(inner);
-        b.stmt(Stmt::Barrier);
-        b.end_for(token);
+            this.kernel.e.b.stmt(Stmt::Barrier);
+            this.load_ahead(&pipeline, step);
+            let b = &mut this.kernel.e.b;
+            let zero = b.i32(0);
+            let (inner, kk) = b.begin_for(zero, depth, 1);
+            let mut column = |array, tile: usize, own: &Index, threads: usize, elements: usize| -> Vec<ExprId> {
+                let pitch = (tile + PADDING) / VECTOR;
+                let row = seat.slice.scale((pitch * depth) as i64).add(&kk.scale(pitch as i64)).add(own);
+                let vectors = (0..elements / VECTOR).map(|v| b.index(&row.shift((v * threads) as i64))).collect::<Vec<_>>();
+                vectors.into_iter().flat_map(|index| b.load_shared_vector(array, index)).collect()
+            };
+            let lhs = column(lhs_tile, tile_m, &seat.m, threads.0, elements.0);
+            let rhs = column(rhs_tile, tile_n, &seat.n, threads.1, elements.1);
+            this.accumulate(sums, &lhs, &rhs);
+            let b = &mut this.kernel.e.b;
+            b.end_for(inner);
+            b.stmt(Stmt::Barrier);
+        });
     }
 }

@@ -9,14 +9,33 @@ use crate::profile::{DeviceKind, DeviceProfile};
 
 use meganeura_ir::{CompareOp, Graph, Op};
 
-/// One invocation per element of the root.
+/// Invocations that keep a multiprocessor busy.
+const BUSY: usize = 2048;
+/// The most elements that an invocation maps.
+const MOST: usize = 16;
+
+/// One invocation per element of the root, or several elements where more workgroups would only take time to begin.
 pub fn map(kernel: &mut KernelEmitter, profile: &DeviceProfile) -> [u32; 3] {
     let shape = kernel.root_shape();
-    let (i, workgroups) = global_invocation(&mut kernel.e.b, shape.iter().product(), WORKGROUP, profile);
-    let at = unravel(&i, shape);
+    let count: usize = shape.iter().product();
+    let each = match profile.kind {
+        DeviceKind::Software => 1,
+        DeviceKind::Generic => (count / (BUSY * profile.compute_units as usize)).clamp(1, MOST),
+    };
+    let across = count.div_ceil(each);
+    let b = &mut kernel.e.b;
+    let (i, workgroups) = global_invocation(b, across, WORKGROUP, profile);
+    let zero = b.i32(0);
+    let (token, turn) = b.begin_for(zero, each, 1);
+    let flat = turn.scale(across as i64).add(&i);
+    let within = (each * across > count).then(|| {
+        let (position, end) = (b.index(&flat), b.i32(count as i32));
+        b.compare(CompareOp::Lt, position, end)
+    });
+    let flat = if within.is_some() { flat.bounded(0, count as i64 - 1) } else { flat };
     let all: Vec<usize> = (0..kernel.group.stored.len()).collect();
-    let stores = kernel.evaluate(&all, &at);
-    kernel.store(&stores);
+    kernel.store_within(within, &all, &unravel(&flat, shape));
+    kernel.e.b.end_for(token);
     workgroups
 }
 

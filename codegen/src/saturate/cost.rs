@@ -56,7 +56,7 @@ pub fn graph_cost(graph: &Graph) -> u64 {
 }
 
 fn bytes(ty: &TensorType) -> u64 {
-    ty.device_bytes() as u64
+    4 * ty.shape.numel() as u64
 }
 
 fn unary_flops(u: UnaryOp) -> u64 {

@@ -2,39 +2,50 @@
 //!
 //! f16 spans far less than f32, so each operand is scaled by a power of two that a workgroup finds as it goes: it follows the largest
 //! magnitude so far, and when that grows, what was summed is scaled down to match. Values that are smaller by 2^28 lose accuracy, no value
-//! overflows, and values that are not finite stay what they are.
+//! overflows, and values that are not finite stay what they are. An operand of f16 values is taken as it is.
 
-use meganeura_ir::{BinaryOp, CompareOp, UnaryOp};
+use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, Node, NodeId, Op, UnaryOp};
 
-use super::staging::{Side, Staged};
+use super::pace::Pace;
+use super::staging::{Pipeline, Side, Step, Steps};
 use super::{Contraction, VECTOR};
 use crate::body::{Builder, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
 use crate::index::Index;
 use crate::profile::DeviceProfile;
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `subgroups.0 x subgroups.1` subgroups hold
-/// `matrices.0 x matrices.1` matrices each, and load `depth` terms at a time.
+/// `matrices.0 x matrices.1` matrices each, and load `depth` terms at a time, `ahead` times before they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixTiling {
     subgroups: (usize, usize),
     slices: usize,
     matrices: (usize, usize),
     depth: usize,
+    ahead: usize,
+    pace: Pace,
 }
 
-const fn tiling(subgroups: (usize, usize), slices: usize, matrices: (usize, usize), depth: usize) -> MatrixTiling {
-    MatrixTiling { subgroups, slices, matrices, depth }
+const fn tiling(
+    subgroups: (usize, usize),
+    slices: usize,
+    matrices: (usize, usize),
+    depth: usize,
+    ahead: usize,
+    pace: Pace,
+) -> MatrixTiling {
+    MatrixTiling { subgroups, slices, matrices, depth, ahead, pace }
 }
 
 /// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
-pub(super) const MATRIX_TILINGS: [MatrixTiling; 7] = [
-    tiling((2, 2), 1, (4, 4), 32),
-    tiling((2, 2), 1, (2, 4), 32),
-    tiling((2, 2), 1, (2, 2), 32),
-    tiling((1, 2), 2, (2, 2), 32),
-    tiling((1, 1), 4, (2, 2), 32),
-    tiling((2, 2), 1, (1, 1), 32),
-    tiling((1, 1), 8, (2, 1), 32),
+pub const MATRIX_TILINGS: [MatrixTiling; 8] = [
+    tiling((2, 2), 1, (4, 4), 32, 1, Pace::new(1150, 500, 22000, 2)),
+    tiling((4, 4), 1, (2, 2), 32, 1, Pace::new(1270, 1000, 8500, 2)),
+    tiling((4, 2), 1, (2, 2), 32, 1, Pace::new(1460, 620, 5750, 3)),
+    tiling((2, 2), 1, (2, 2), 32, 1, Pace::new(1430, 480, 4710, 3)),
+    tiling((4, 4), 1, (1, 1), 64, 2, Pace::new(1480, 1040, 2050, 3)),
+    tiling((2, 4), 2, (1, 1), 32, 2, Pace::new(1290, 710, 1780, 2)),
+    tiling((2, 2), 4, (1, 1), 32, 2, Pace::new(1660, 700, 1580, 4)),
+    tiling((2, 2), 1, (1, 1), 32, 2, Pace::new(1150, 220, 400, 6)),
 ];
 
 /// Padding of a row in workgroup memory, in elements: matrices are then read without bank conflicts.
@@ -114,24 +125,11 @@ impl MatrixTiling {
             && self.matrices.0 * self.matrices.1 * sums <= MAX_MATRICES
     }
 
-    /// An estimate of the cycles that a contraction takes, as for tiles without matrix units. The constants are measured on an H200.
-    pub(super) fn cycles(&self, [batch, m, n, k]: [usize; 4], sums: usize, profile: &DeviceProfile) -> usize {
-        const EPILOGUE: usize = 2500;
-        const WAIT: usize = 1200;
+    /// An estimate of the time that a contraction takes.
+    pub(super) fn time(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
         let (tile_m, tile_n) = self.tile();
-        // Products per cycle, and workgroups that fit a multiprocessor.
-        let (rate, resident) = match self.matrices.0 * self.matrices.1 {
-            16.. => (341, 2),
-            8.. => (256, 3),
-            4.. => (192, 4),
-            _ => (96, 4),
-        };
-        let beside = profile.max_workgroup_bytes as usize / self.bytes(sums, &self.strip(sums, profile));
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
-        let own = tiles.div_ceil(profile.compute_units as usize);
-        let steps = k.div_ceil(self.slices * self.depth);
-        let arithmetic = own * (tile_m * tile_n * steps * self.slices * self.depth / rate + EPILOGUE);
-        arithmetic + own.div_ceil(resident.min(beside).max(1)) * steps * WAIT
+        self.pace.time(tiles.div_ceil(profile.compute_units as usize), k.div_ceil(self.slices * self.depth))
     }
 }
 
@@ -166,6 +164,9 @@ struct Post {
     n: Index,
 }
 
+/// Those of both operands; of f16 values there is none.
+type Scales = [Option<Scale>; 2];
+
 /// The scale of an operand.
 struct Scale {
     /// Where the workgroup keeps the largest magnitude of the values so far, by its bits.
@@ -185,7 +186,7 @@ struct Cooperation {
     firsts: [Index; 2],
     /// The operands' tiles in workgroup memory.
     tiles: [SlotId; 2],
-    scales: [Scale; 2],
+    scales: Scales,
     /// The matrices of one sum after the other.
     sums: Vec<SlotId>,
     strip: Strip,
@@ -199,13 +200,7 @@ impl Contraction<'_, '_> {
         let b = &mut self.kernel.e.b;
         let tiles = tiling.halves().map(|length| b.shared_vectors(Scalar::F16, length as u32));
         let results = b.shared(Scalar::F32, (tiling.scalars(self.sums.len(), profile) - PEAKS) as u32);
-        let peaks = b.shared_atomics(PEAKS as u32);
-        let scales = [0, 1].map(|place| {
-            let (scale, limit, none) = (b.f32(f32::from_bits(MAX_SCALE << 23)), b.f32(0.0), b.literal(Literal::U32(0)));
-            let index = b.i32(place);
-            b.stmt(Stmt::StoreShared { array: peaks, index, value: none });
-            Scale { peaks, place, scale: b.declare(scale), limit: b.declare(limit) }
-        });
+        let scales = self.scales();
         let c = Cooperation {
             tiling: *tiling,
             post: tiling.post(&local),
@@ -227,6 +222,22 @@ impl Contraction<'_, '_> {
         workgroups
     }
 
+    /// Scales before the first value.
+    fn scales(&mut self) -> Scales {
+        let (graph, terms) = (self.kernel.graph, || self.sums.iter().flat_map(|sum| &sum.terms));
+        let scaled = [0, 1].map(|side| !terms().all(|&term| holds_halves(graph, graph.node(term).operands[side])));
+        let b = &mut self.kernel.e.b;
+        let peaks = scaled.contains(&true).then(|| b.shared_atomics(PEAKS as u32));
+        [0, 1].map(|side| {
+            let peaks = peaks.filter(|_| scaled[side])?;
+            let (scale, limit, none) = (b.f32(f32::from_bits(MAX_SCALE << 23)), b.f32(0.0), b.literal(Literal::U32(0)));
+            let place = side as i32;
+            let index = b.i32(place);
+            b.stmt(Stmt::StoreShared { array: peaks, index, value: none });
+            Some(Scale { peaks, place, scale: b.declare(scale), limit: b.declare(limit) })
+        })
+    }
+
     /// Matrices of zeros, which only memory can give: those of one sum after the other.
     fn zero_matrices(&mut self, tiling: &MatrixTiling, local: &Index, zeros: SlotId) -> Vec<SlotId> {
         let b = &mut self.kernel.e.b;
@@ -244,33 +255,35 @@ impl Contraction<'_, '_> {
 
     /// Adds the products of the term at hand to `own`.
     fn cooperative_term(&mut self, c: &Cooperation, own: &[SlotId]) {
-        let MatrixTiling { slices, depth, .. } = c.tiling;
+        let MatrixTiling { slices, depth, ahead, .. } = c.tiling;
         let (tile_m, tile_n) = c.tiling.tile();
-        let run = self.sizes()[3].div_ceil(slices * depth) * depth;
-        let first_k = c.post.slice.scale(run as i64);
-        let sides = [self.side(true, tile_m, depth, &c.firsts[0]), self.side(false, tile_n, depth, &c.firsts[1])];
+        let count = self.sizes()[3].div_ceil(slices * depth);
+        let steps = Steps { first: c.post.slice.scale((count * depth) as i64), depth, count };
+        let mut sides = [self.side(true, tile_m, depth, &c.firsts[0]), self.side(false, tile_n, depth, &c.firsts[1])];
+        for (side, scale) in sides.iter_mut().zip(&c.scales) {
+            side.halves = scale.is_none();
+        }
         let invocations = c.tiling.subgroups_of_slice() * SUBGROUP;
         let staged = sides.each_ref().map(|side| self.staged(side, &c.post.thread, invocations));
         let counts = [0, 1].map(|i| staged[i].len() * sides[i].width);
-        let ahead = self.ahead(&sides, &staged, &first_k);
-        self.note_peaks(&c.scales, counts, &ahead);
-        let zero = self.kernel.e.b.i32(0);
-        let (token, step) = self.kernel.e.b.begin_for(zero, run / depth, 1);
-        self.kernel.e.b.stmt(Stmt::Barrier);
-        self.follow_peaks(&c.scales, &c.sums);
-        self.store_halves(c, &sides, &staged, &ahead);
-        self.kernel.e.b.stmt(Stmt::Barrier);
-        let next = self.next_step(&step, run / depth);
-        self.load_ahead(&sides, &staged, &first_k.add(&next.scale(depth as i64)), &ahead);
-        self.multiply(c, &sides, own);
-        self.note_peaks(&c.scales, counts, &ahead);
-        self.kernel.e.b.end_for(token);
+        let pipeline = self.pipeline(sides, staged, steps, ahead);
+        self.note_peaks(&c.scales, counts, pipeline.first());
+        self.each_step(&pipeline, |this, step| {
+            this.kernel.e.b.stmt(Stmt::Barrier);
+            this.follow_peaks(&c.scales, &c.sums);
+            this.store_halves(c, &pipeline, step);
+            this.kernel.e.b.stmt(Stmt::Barrier);
+            this.load_ahead(&pipeline, step);
+            this.multiply(c, &pipeline.sides, own);
+            this.note_peaks(&c.scales, counts, pipeline.after(step));
+        });
     }
 
     /// Tells the workgroup of values that exceed what their operand's scale is made for.
-    fn note_peaks(&mut self, scales: &[Scale; 2], counts: [usize; 2], values: &[SlotId]) {
-        let (left, right) = values.split_at(counts[0]);
+    fn note_peaks(&mut self, scales: &Scales, counts: [usize; 2], values: &[SlotId]) {
+        let Some((left, right)) = values.split_at_checked(counts[0]) else { return };
         for (scale, values) in scales.iter().zip([left, right]) {
+            let Some(scale) = scale else { continue };
             let b = &mut self.kernel.e.b;
             let limit = b.read(scale.limit);
             // Several chains, that no step waits for all that come before it.
@@ -302,8 +315,8 @@ impl Contraction<'_, '_> {
     }
 
     /// Makes the scales fit the peaks, and what was summed fit the scales.
-    fn follow_peaks(&mut self, scales: &[Scale; 2], sums: &[SlotId]) {
-        for scale in scales {
+    fn follow_peaks(&mut self, scales: &Scales, sums: &[SlotId]) {
+        for scale in scales.iter().flatten() {
             let b = &mut self.kernel.e.b;
             let place = b.i32(scale.place);
             let peak = b.load_shared(scale.peaks, place);
@@ -343,21 +356,20 @@ impl Contraction<'_, '_> {
         b.bitcast(Scalar::F32, bits)
     }
 
-    /// Stores the values of `ahead` as f16.
-    fn store_halves(&mut self, c: &Cooperation, sides: &[Side; 2], staged: &[Vec<Staged>; 2], ahead: &[SlotId]) {
-        let mut ahead = ahead.iter();
-        for (i, side) in sides.iter().enumerate() {
+    /// Stores the values of a step as f16.
+    fn store_halves(&mut self, c: &Cooperation, pipeline: &Pipeline, step: &Step) {
+        let mut values = self.values(pipeline, step).into_iter();
+        for (i, side) in pipeline.sides.iter().enumerate() {
             let (rows, pitch) = side.lies();
             let own = c.post.slice.scale((rows * pitch) as i64);
-            let scale = self.kernel.e.b.read(c.scales[i].scale);
-            for element in &staged[i] {
+            let scale = c.scales[i].as_ref().map(|scale| self.kernel.e.b.read(scale.scale));
+            for element in &pipeline.staged[i] {
                 let b = &mut self.kernel.e.b;
-                let mut half = |&slot: &SlotId| {
-                    let value = b.read(slot);
-                    let scaled = b.binary(BinaryOp::Mul, value, scale);
+                let mut half = |value: ExprId| {
+                    let scaled = scale.map_or(value, |scale| b.binary(BinaryOp::Mul, value, scale));
                     b.convert(Scalar::F16, scaled)
                 };
-                let values: Vec<ExprId> = ahead.by_ref().take(side.width).map(&mut half).collect();
+                let values: Vec<ExprId> = values.by_ref().take(side.width).map(&mut half).collect();
                 let (row, column) = if side.along_k { (&element.row, &element.column) } else { (&element.column, &element.row) };
                 self.store_run(c.tiles[i], &own.add(&row.scale(pitch as i64)).add(column), 1, &values);
             }
@@ -400,9 +412,9 @@ impl Contraction<'_, '_> {
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
         let (area, width) = (strip.words(), strip.matrices * MATRIX);
         let back = c.scales.each_ref().map(|scale| {
-            let scale = self.kernel.e.b.read(scale.scale);
+            let scale = self.kernel.e.b.read(scale.as_ref()?.scale);
             let back = self.reciprocal(scale);
-            self.kernel.e.b.declare(back)
+            Some(self.kernel.e.b.declare(back))
         });
         let (rows, columns) = tiling.matrices;
         let turns = (0..rows).flat_map(|i| (0..columns).step_by(strip.matrices).map(move |j| (i, j)));
@@ -424,7 +436,7 @@ impl Contraction<'_, '_> {
             let at = share.scale(count as i64).add(&c.local);
             let (row, column) = (at.div(strip.columns as i64), at.rem(strip.columns as i64));
             let place = row.scale(strip.columns as i64).add(&column);
-            let [left, right] = back.map(|slot| b.read(slot));
+            let back = back.map(|slot| slot.map(|slot| b.read(slot)));
             let values: Vec<ExprId> = (0..self.sums.len())
                 .map(|s| {
                     let part = |b: &mut Builder, slice: usize| {
@@ -436,8 +448,7 @@ impl Contraction<'_, '_> {
                         let part = part(b, slice);
                         total = b.binary(BinaryOp::Add, total, part);
                     }
-                    let total = b.binary(BinaryOp::Mul, total, left);
-                    b.binary(BinaryOp::Mul, total, right)
+                    back.iter().flatten().fold(total, |total, &back| b.binary(BinaryOp::Mul, total, back))
                 })
                 .collect();
             // From a place in the strip to one in the tile.
@@ -450,5 +461,17 @@ impl Contraction<'_, '_> {
             self.finish_element(&values, &m, &n);
             self.kernel.e.b.end_for(token);
         }
+    }
+}
+
+/// Whether every element of `node` is the value of an f16.
+fn holds_halves(graph: &Graph, node: NodeId) -> bool {
+    let Node { op, operands, ty } = graph.node(node);
+    match (ty.dtype, op) {
+        (DType::F16 | DType::I8 | DType::U8 | DType::Bool, _) => true,
+        (DType::F32, Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) | Op::Unfold(_)) => {
+            holds_halves(graph, operands[0])
+        }
+        _ => false,
     }
 }

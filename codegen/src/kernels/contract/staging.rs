@@ -6,7 +6,7 @@ use meganeura_ir::CompareOp;
 use super::cooperative::pitches;
 use super::{Contraction, Coordinate};
 use crate::access::{ContractAt, contract_lhs, contract_rhs};
-use crate::body::{ExprId, SlotId, Stmt};
+use crate::body::{ExprId, Scalar, SlotId, Stmt};
 use crate::index::{Index, ravel, unravel};
 
 /// Elements of a run.
@@ -24,6 +24,8 @@ pub(super) struct Side {
     pub along_k: bool,
     /// Elements that are brought together: neighbours in memory.
     pub width: usize,
+    /// Whether they come as f16.
+    pub halves: bool,
 }
 
 /// Elements of a tile that an invocation brings together.
@@ -34,6 +36,42 @@ pub(super) struct Staged {
     pub column: Index,
     /// Along the result's axis, of each; of all where they are neighbours along the sum.
     free: Vec<Coordinate>,
+}
+
+/// The steps of a slice's share of a sum.
+pub(super) struct Steps {
+    /// The first position along the sum.
+    pub first: Index,
+    pub depth: usize,
+    pub count: usize,
+}
+
+/// Operands on their way to workgroup memory.
+pub(super) struct Pipeline {
+    pub sides: [Side; 2],
+    pub staged: [Vec<Staged>; 2],
+    steps: Steps,
+    /// Values that were loaded for coming steps, which take these sets in turn.
+    sets: Vec<Vec<SlotId>>,
+}
+
+/// A step, and the set of values that it takes.
+pub(super) struct Step {
+    at: Index,
+    set: usize,
+}
+
+impl Pipeline {
+    /// The values of the first step.
+    pub(super) fn first(&self) -> &[SlotId] {
+        &self.sets[0]
+    }
+
+    /// Those of the step after `step`, if there is one.
+    pub(super) fn after(&self, step: &Step) -> &[SlotId] {
+        let last = step.at.as_constant() == Some(self.steps.count as i64 - 1);
+        if last { &[] } else { &self.sets[(step.set + 1) % self.sets.len()] }
+    }
 }
 
 impl Side {
@@ -48,7 +86,7 @@ impl Contraction<'_, '_> {
     /// The tile of an operand, read in the direction in which most of its elements load four at a time.
     pub(super) fn side(&mut self, left: bool, tile: usize, depth: usize, first: &Index) -> Side {
         let contiguous = self.reads_k_contiguously(left);
-        let side = |along_k, width| Side { left, tile, depth, first: first.clone(), along_k, width };
+        let side = |along_k, width| Side { left, tile, depth, first: first.clone(), along_k, width, halves: false };
         let in_runs = [contiguous, !contiguous].map(|along_k| side(along_k, RUN));
         in_runs.into_iter().find(|side| self.loads_vectors(side)).unwrap_or_else(|| side(contiguous, 1))
     }
@@ -123,41 +161,71 @@ impl Contraction<'_, '_> {
             let ks = self.run(&k0.add(&element.column), &k_shape, if side.along_k { side.width } else { 1 });
             for i in 0..side.width {
                 let (free, k) = if side.along_k { (&element.free[0], &ks[i]) } else { (&element.free[i], &ks[0]) };
-                values.push(if side.left { self.lhs(free, k) } else { self.rhs(free, k) });
+                let value = if side.left { self.lhs(free, k) } else { self.rhs(free, k) };
+                values.push(if side.halves { self.kernel.e.b.convert(Scalar::F16, value) } else { value });
             }
         }
         self.kernel.e.vectors = outer;
         values
     }
 
-    /// The values of the staged elements of both tiles in the step that begins at `k0`.
-    pub(super) fn staged_values(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index) -> Vec<ExprId> {
-        let [left, right] = [0, 1].map(|i| self.values_of(&sides[i], &staged[i], k0));
+    /// Loads what the first steps need, `ahead` of them: at least one.
+    pub(super) fn pipeline(&mut self, sides: [Side; 2], staged: [Vec<Staged>; 2], steps: Steps, ahead: usize) -> Pipeline {
+        let mut pipeline = Pipeline { sides, staged, steps, sets: Vec::new() };
+        for step in 0..ahead.min(pipeline.steps.count) {
+            let values = self.load(&pipeline, &Index::constant(step as i64));
+            let set = values.into_iter().map(|value| self.kernel.e.b.declare(value)).collect();
+            pipeline.sets.push(set);
+        }
+        pipeline
+    }
+
+    /// The values of the staged elements of both tiles in a step.
+    fn load(&mut self, pipeline: &Pipeline, step: &Index) -> Vec<ExprId> {
+        let k0 = pipeline.steps.first.add(&step.scale(pipeline.steps.depth as i64));
+        let [left, right] = [0, 1].map(|i| self.values_of(&pipeline.sides[i], &pipeline.staged[i], &k0));
         [left, right].concat()
     }
 
-    /// Variables with the values of the step that begins at `k0`.
-    pub(super) fn ahead(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index) -> Vec<SlotId> {
-        let values = self.staged_values(sides, staged, k0);
-        values.into_iter().map(|value| self.kernel.e.b.declare(value)).collect()
+    /// Emits `body` for all steps: in a loop, once for each set of values in turn.
+    pub(super) fn each_step(&mut self, pipeline: &Pipeline, mut body: impl FnMut(&mut Self, &Step)) {
+        let (count, sets) = (pipeline.steps.count, pipeline.sets.len());
+        let turns = count / sets;
+        if turns > 0 {
+            let zero = self.kernel.e.b.i32(0);
+            let (token, turn) = self.kernel.e.b.begin_for(zero, turns, 1);
+            for set in 0..sets {
+                body(self, &Step { at: turn.scale(sets as i64).shift(set as i64), set });
+            }
+            self.kernel.e.b.end_for(token);
+        }
+        for set in 0..count % sets {
+            body(self, &Step { at: Index::constant((turns * sets + set) as i64), set });
+        }
     }
 
-    /// Gives those variables the values of another step.
-    pub(super) fn load_ahead(&mut self, sides: &[Side; 2], staged: &[Vec<Staged>; 2], k0: &Index, ahead: &[SlotId]) {
-        if ahead.is_empty() {
-            return;
-        }
-        let values = self.staged_values(sides, staged, k0);
-        for (&slot, value) in ahead.iter().zip(values) {
+    /// The values of a step.
+    pub(super) fn values(&mut self, pipeline: &Pipeline, step: &Step) -> Vec<ExprId> {
+        pipeline.sets[step.set].iter().map(|&slot| self.kernel.e.b.read(slot)).collect()
+    }
+
+    /// Loads the values of the step that takes the set of values of `step` next. After the last one, it is the last again: what is loaded
+    /// then is not used.
+    pub(super) fn load_ahead(&mut self, pipeline: &Pipeline, step: &Step) {
+        let (next, count) = (step.at.shift(pipeline.sets.len() as i64), pipeline.steps.count);
+        let next = match next.as_constant() {
+            Some(next) if next >= count as i64 => return,
+            Some(_) => next,
+            None => {
+                let b = &mut self.kernel.e.b;
+                let next = b.clamped_index(&next, count);
+                b.opaque(next, count)
+            }
+        };
+        let values = self.load(pipeline, &next);
+        for (&slot, value) in pipeline.sets[step.set].iter().zip(values) {
             self.kernel.e.b.assign(slot, value);
         }
-    }
-
-    /// The step after `step`, or the last of `steps` again: what is loaded then is not used.
-    pub(super) fn next_step(&mut self, step: &Index, steps: usize) -> Index {
-        let b = &mut self.kernel.e.b;
-        let next = b.clamped_index(&step.shift(1), steps);
-        b.opaque(next, steps)
     }
 
     /// Stores a run at `place` and every `step` after it, in a workgroup array of vectors.
