@@ -30,7 +30,7 @@ pub struct BenchArgs {
     /// Runs of which the median counts
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// Runs before those
+    /// Runs before those, at least: on a GPU they last for half a second, in which it raises its clock
     #[arg(long, value_name = "N", default_value_t = 5)]
     warm_up: u16,
     /// Show the time of each kernel

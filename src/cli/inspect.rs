@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use meganeura::codegen::program::Program;
-use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile};
+use meganeura::codegen::{CompileOptions, CompileReport, Compiled, DeviceProfile, Precision};
 use meganeura::plan_cache::{Planned, compile};
 use meganeura::{Dataset, Error, Model, WorkPhase, compile_options, rewrite_graphs};
 use serde_json::{Map, Value, json};
@@ -60,15 +60,18 @@ enum Kind {
     Generic,
     /// A CPU behind Vulkan
     Software,
+    /// A large NVIDIA GPU, with matrix units where --precision is accelerated
+    Nvidia,
     /// Apple silicon behind Metal
     Apple,
 }
 
 impl Kind {
-    fn profile(self) -> DeviceProfile {
+    fn profile(self, precision: Precision) -> DeviceProfile {
         match self {
             Kind::Generic => DeviceProfile::generic(),
             Kind::Software => DeviceProfile::software(),
+            Kind::Nvidia => DeviceProfile::nvidia(precision),
             Kind::Apple => DeviceProfile::apple(),
         }
     }
@@ -127,7 +130,7 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
 fn compiled(args: &InspectArgs, model: &Model) -> Result<Planned, Failure> {
     args.device.choose_plan_cache();
     let profile = match args.kind {
-        Some(kind) => kind.profile(),
+        Some(kind) => kind.profile(args.device.precision.into()),
         None => args.device.open()?.profile().clone(),
     };
     let bindings = args.model.bindings(model);

@@ -241,6 +241,15 @@ enum Precision {
     Accelerated,
 }
 
+impl Precision {
+    /// Tells where a device does not offer it.
+    fn note(self, device: &Device) {
+        if matches!(self, Precision::Accelerated) && device.profile().matrix_unit.is_none() {
+            eprintln!("note: {} has no matrix units that work: it computes as --precision strict does", device.info().name);
+        }
+    }
+}
+
 impl From<Precision> for meganeura::Precision {
     fn from(precision: Precision) -> Self {
         match precision {
@@ -265,9 +274,7 @@ impl DeviceArgs {
     fn open(&self) -> Result<Arc<Device>, Failure> {
         self.choose_plan_cache();
         let device = Device::open_at(&self.device, self.precision.into()).map_err(Error::from)?;
-        if matches!(self.precision, Precision::Accelerated) && device.profile().matrix_unit.is_none() {
-            eprintln!("note: {} has no matrix units that work: it computes as --precision strict does", device.info().name);
-        }
+        self.precision.note(&device);
         Ok(device)
     }
 }

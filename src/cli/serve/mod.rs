@@ -154,7 +154,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let live = args.live_options()?;
     let (devices, checkpoints) = (Arc::new(args.device.source()), args.training.checkpoint.clone());
     let (max_batch, several) = (options.max_batch, named.len() > 1);
-    let evaluates = args.training.eval.is_some();
+    let (evaluates, precision) = (args.training.eval.is_some(), args.device.precision);
     let load = move || {
         let models = named.into_iter().map(|(name, path)| {
             let folder = checkpoints.as_ref().map(|folder| if several { folder.join(&name) } else { folder.clone() });
@@ -167,7 +167,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
             live.problems().iter().for_each(|problem| eprintln!("warning: {problem}"));
             Ok(Box::new(LiveModel::new(name, live, &bindings, &devices, max_batch)?) as Box<dyn Served>)
         });
-        models.collect::<Result<Vec<_>, LoadError>>()
+        let models = models.collect::<Result<Vec<_>, LoadError>>()?;
+        precision.note(&*devices.current().map_err(Error::from)?);
+        Ok(models)
     };
     let server = Server::start(options, Box::new(load)).map_err(failure)?;
     for address in server.addresses() {
