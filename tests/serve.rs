@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::serving::Serving;
 use common::{digits, fixture, python};
-use meganeura::{Bindings, Device, DeviceSelector, Model, Tensor};
+use meganeura::{Bindings, Device, DeviceSelector, Model, Precision, Tensor};
 use serde_json::{Value, json};
 
 fn text(path: &Path) -> &str {
@@ -44,6 +44,14 @@ fn answers_are_those_of_the_model() {
     let answer = server.post(&format!("{DIGITS}/infer"), &json!({ "inputs": [tensor("image", "FP32", &image)] }));
     let found: Vec<f32> = serde_json::from_value(answer["outputs"][0]["data"].clone()).unwrap();
     assert_eq!(found, expected[0].1.to_f32_vec());
+}
+
+#[test]
+fn a_precision_that_the_device_does_not_offer_is_noted() {
+    let device = Device::open_at(&DeviceSelector::Auto, Precision::Accelerated).unwrap();
+    let server = Serving::start(&[text(&fixture("digits-cnn.onnx")), "--precision", "accelerated"]);
+    let noted = server.said.iter().any(|line| line.starts_with("note: ") && line.contains("no matrix units"));
+    assert_eq!(noted, device.profile().matrix_unit.is_none(), "{:?}", server.said);
 }
 
 #[cfg(unix)]

@@ -11,6 +11,8 @@ use serde_json::Value;
 pub struct Serving {
     child: Child,
     pub address: SocketAddr,
+    /// Its messages before it served.
+    pub said: Vec<String>,
 }
 
 impl Serving {
@@ -39,7 +41,8 @@ impl Serving {
         });
         // Whatever comes later is read, so that the server does not wait for it.
         std::thread::spawn(move || lines.for_each(drop));
-        Serving { child, address: address.unwrap_or_else(|| panic!("it does not serve:\n{}", seen.join("\n"))) }
+        let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", seen.join("\n")));
+        Serving { child, address, said: seen }
     }
 
     /// The most kilobytes of addresses that it had.

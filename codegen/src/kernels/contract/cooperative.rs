@@ -37,7 +37,7 @@ const fn tiling(
 }
 
 /// From large tiles, which need the fewest loads, to small ones, which fill a device with little work.
-pub const MATRIX_TILINGS: [MatrixTiling; 8] = [
+pub(crate) const MATRIX_TILINGS: [MatrixTiling; 8] = [
     tiling((2, 2), 1, (4, 4), 32, 1, Pace::new(1150, 500, 22000, 2)),
     tiling((4, 4), 1, (2, 2), 32, 1, Pace::new(1270, 1000, 8500, 2)),
     tiling((4, 2), 1, (2, 2), 32, 1, Pace::new(1460, 620, 5750, 3)),
@@ -126,10 +126,8 @@ impl MatrixTiling {
     }
 
     /// An estimate of the time that a contraction takes.
-    pub(super) fn time(&self, [batch, m, n, k]: [usize; 4], profile: &DeviceProfile) -> usize {
-        let (tile_m, tile_n) = self.tile();
-        let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
-        self.pace.time(tiles.div_ceil(profile.compute_units as usize), k.div_ceil(self.slices * self.depth))
+    pub(super) fn time(&self, sizes: [usize; 4], profile: &DeviceProfile) -> usize {
+        self.pace.estimate(sizes, self.tile(), self.slices * self.depth, profile)
     }
 }
 
