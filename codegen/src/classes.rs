@@ -114,13 +114,14 @@ fn renamed(domain: &Domain, local: impl Fn(&NodeId) -> NodeId) -> Domain {
 #[cfg(test)]
 mod tests {
     use meganeura_ir::testing::{contraction_graphs, random_graph, rotated_gradients};
+    use meganeura_ir::{DType, DotDims, Op, TensorType};
 
     use super::*;
     use crate::fuse::fuse;
     use crate::in_place::in_place;
     use crate::kernels::{Emitted, emit_launch};
     use crate::order::{edges, order};
-    use crate::{DeviceProfile, wgsl};
+    use crate::{DeviceProfile, Precision, wgsl};
 
     /// How many launches share the kernel of another, which must be the kernel that each would have on its own.
     fn shared(graph: &Graph, profile: &DeviceProfile) -> usize {
@@ -138,6 +139,23 @@ mod tests {
         members.iter().enumerate().filter(|(i, member)| member.first != *i).count()
     }
 
+    /// Two products alike but for what their left operands were made of: one is exact in f16, and both are in memory.
+    fn exact_and_not() -> Graph {
+        let mut g = Graph::new();
+        let ty = |dtype| TensorType::new(dtype, [512, 512]);
+        let half = g.input("h", ty(DType::F16)).unwrap();
+        let [w, w2] = ["w", "w2"].map(|name| g.input(name, ty(DType::F32)).unwrap());
+        let dims = DotDims { lhs_contract: vec![1], rhs_contract: vec![0], ..DotDims::default() };
+        let a = g.cast(half, DType::F32).unwrap();
+        let p = g.push(Op::Dot(dims.clone()), &[a, w]).unwrap();
+        let p = g.mul(p, p).unwrap();
+        let q = g.push(Op::Dot(dims), &[p, w2]).unwrap();
+        let q = g.mul(q, q).unwrap();
+        g.output("a", a).unwrap();
+        g.output("q", q).unwrap();
+        g
+    }
+
     #[test]
     fn launches_of_a_class_have_the_kernel_of_its_first() {
         let repeated = (0..40u8).map(|seed| {
@@ -146,8 +164,8 @@ mod tests {
             random_graph([5, 7], &[once.clone(), once.clone(), once].concat())
         });
         let named = contraction_graphs().into_iter().chain(rotated_gradients()).map(|(_, graph)| graph);
-        let graphs: Vec<Graph> = repeated.chain(named).collect();
-        for profile in [DeviceProfile::generic(), DeviceProfile::software()] {
+        let graphs: Vec<Graph> = repeated.chain(named).chain([exact_and_not()]).collect();
+        for profile in [DeviceProfile::generic(), DeviceProfile::software(), DeviceProfile::nvidia(Precision::Accelerated)] {
             assert!(graphs.iter().map(|graph| shared(graph, &profile)).sum::<usize>() > 0, "nothing is shared");
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use meganeura_ir::{CompareOp, Graph, GraphError, NodeId, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
+use meganeura_ir::{CompareOp, DType, Graph, GraphError, NodeId, Op, ReduceOp, Shape, TensorType, Verified, parallel_map};
 use serde::{Deserialize, Serialize};
 
 use crate::classes::classes;
@@ -221,6 +221,7 @@ pub fn compile(graph: &Verified, profile: &DeviceProfile, options: &CompileOptio
         outputs: layout.outputs,
         parameters: layout.parameters,
         constants: layout.constants,
+        stores_halves: profile.stores_halves(DType::F16),
     };
     let report = CompileReport {
         nodes,

@@ -391,7 +391,7 @@ impl<'a> Evaluator<'a> {
             return identity;
         }
         let combine = reduction(op, ty.dtype);
-        let hoist = self.b.begin_hoist(at);
+        let hoist = self.b.begin_hoist(at, self.guard);
         let sum = self.b.declare(identity);
         self.loops(&extents, |this, inner| {
             let value = this.eval(x, &interleaved(at, axes, &inner));
@@ -447,7 +447,7 @@ impl<'a> Evaluator<'a> {
             ArgOp::Max => CompareOp::Gt,
             ArgOp::Min => CompareOp::Lt,
         };
-        let hoist = self.b.begin_hoist(at);
+        let hoist = self.b.begin_hoist(at, self.guard);
         // Start from the first element, so that ties and NaN keep the first index.
         let first = self.eval(x, &interleaved(at, &[axis], &[Index::constant(0)]));
         let zero = self.b.i32(0);
@@ -481,7 +481,7 @@ impl<'a> Evaluator<'a> {
     fn fold(&mut self, node: NodeId, at: &[Index]) -> ExprId {
         let Op::Fold { window, .. } = &self.graph.node(node).op else { unreachable!("fold") };
         let zero = self.zero(node);
-        let hoist = self.b.begin_hoist(at);
+        let hoist = self.b.begin_hoist(at, self.guard);
         let sum = self.b.declare(zero);
         self.serial_loops(&window.size, |this, k| {
             let access = folded(this.graph, node, at, &k);

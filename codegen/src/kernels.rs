@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use meganeura_ir::{CompareOp, Graph, NodeId, Op};
 
+pub use self::contract::takes_matrix_units;
 use crate::body::{Body, Buffer, Builder, Builtin, ExprId, Scalar, Stmt};
 use crate::eval::Evaluator;
 use crate::fuse::{Domain, Group, Place, Stored};

@@ -2,6 +2,8 @@
 
 use meganeura_ir::{DType, TensorType};
 
+use crate::program::ALIGNMENT;
+
 /// Limits and traits of a device. The runtime fills the limits from the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceProfile {
@@ -18,7 +20,7 @@ pub struct DeviceProfile {
     pub compute_units: u32,
     /// Iterations that all loops of one invocation may run together. llvmpipe leaves every loop, silently, when 65,535 are spent.
     pub max_loop_iterations: u64,
-    /// Matrix units that products may use, at the price of operands rounded to f16. A device that has them computes with f16.
+    /// Matrix units that products may use, at the price of operands rounded to f16. A device that has them has f16 values in memory.
     pub matrix_unit: Option<MatrixUnit>,
 }
 
@@ -89,9 +91,10 @@ impl DeviceProfile {
     pub fn nvidia(precision: Precision) -> Self {
         DeviceProfile {
             max_storage_bindings: 32,
-            max_binding_bytes: u32::MAX as u64,
+            max_binding_bytes: (1 << 32) - ALIGNMENT,
             max_workgroup_bytes: 48 << 10,
             max_workgroup_invocations: 1024,
+            max_workgroups: [(1 << 31) - 1, 65535, 65535],
             compute_units: 132,
             matrix_unit: (precision == Precision::Accelerated).then_some(MatrixUnit { subgroup: 32 }),
             ..Self::generic()

@@ -19,6 +19,8 @@ pub struct Program {
     pub parameters: Vec<ParameterBinding>,
     /// Host data to place once before the first run.
     pub constants: Vec<ConstantData>,
+    /// Whether tensors of f16 lie in memory as such: what [`DeviceProfile::stores_halves`](crate::DeviceProfile::stores_halves) said.
+    pub stores_halves: bool,
 }
 
 /// Bytes of each buffer of each space. A buffer is at most the device's storage-binding limit.

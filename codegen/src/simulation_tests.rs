@@ -311,8 +311,9 @@ fn binary_f32(op: BinaryOp, a: f32, b: f32) -> f32 {
         BinaryOp::Sub => a - b,
         BinaryOp::Mul => a * b,
         BinaryOp::Div => a / b,
-        BinaryOp::Max if a.is_nan() || b.is_nan() => f32::NAN,
+        BinaryOp::Max | BinaryOp::Min if a.is_nan() || b.is_nan() => f32::NAN,
         BinaryOp::Max => a.max(b),
+        BinaryOp::Min => a.min(b),
         op => unknown(op),
     }
 }
@@ -353,7 +354,7 @@ mod tests {
 
     use meganeura_ir::interpreter::{Environment, interpret};
     use meganeura_ir::testing::{contraction_graphs, random_tensor, relative_l2};
-    use meganeura_ir::{DType, DotDims, Graph, Op, Tensor, TensorType};
+    use meganeura_ir::{DType, DotDims, Graph, Op, Shape, Tensor, TensorType, WindowDims};
 
     use super::*;
     use crate::fuse::fuse;
@@ -461,13 +462,35 @@ mod tests {
     }
 
     #[test]
+    fn what_a_large_map_computes_once_stands_before_its_turns() {
+        let count = 2048 * 2 + 1;
+        let mut g = Graph::new();
+        let (x, y) = (g.input("x", TensorType::new(DType::F32, [1, 3])).unwrap(), g.input("y", f32s(count)).unwrap());
+        let window = WindowDims { size: vec![3], stride: vec![1], dilation: vec![1], pads: vec![(1, 1)] };
+        let one = g.push(Op::Fold { window, sizes: vec![1] }, &[x]).unwrap();
+        let one = g.reshape(one, Shape::scalar()).unwrap();
+        let one = g.broadcast_to(one, &[count].into()).unwrap();
+        let sum = g.add(one, y).unwrap();
+        g.output("sum", sum).unwrap();
+        let inputs = [random_tensor(&TensorType::new(DType::F32, [1, 3]), 1), random_tensor(&f32s(count), 2)];
+        let expected = interpret(&g, &Environment::<f64>::from_tensors(&inputs, [])).unwrap();
+        let (_, found) = simulated(&g, &inputs, &DeviceProfile { compute_units: 1, ..DeviceProfile::generic() }).unwrap();
+        let found: Vec<f64> = found[0].iter().map(|&x| x.into()).collect();
+        assert!(relative_l2(&found, &expected.outputs()[0].to_f64_vec()) <= 1e-6);
+    }
+
+    fn f32s(count: usize) -> TensorType {
+        TensorType::new(DType::F32, [count])
+    }
+
+    #[test]
     fn an_invocation_maps_several_elements_where_there_are_many() {
         for count in [2048 * 3, 2048 * 3 - 1, 2048 * 40 + 5, 100] {
             let mut g = Graph::new();
-            let x = g.input("x", TensorType::new(DType::F32, [count])).unwrap();
+            let x = g.input("x", f32s(count)).unwrap();
             let y = g.mul(x, x).unwrap();
             g.output("y", y).unwrap();
-            let input = random_tensor(&TensorType::new(DType::F32, [count]), 1);
+            let input = random_tensor(&f32s(count), 1);
             let small = DeviceProfile { compute_units: 1, ..DeviceProfile::generic() };
             let (_, found) = simulated(&g, std::slice::from_ref(&input), &small).unwrap();
             let expected: Vec<f32> = input.to_f32_vec().iter().map(|x| x * x).collect();

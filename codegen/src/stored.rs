@@ -35,12 +35,13 @@ struct Stored {
     /// With whether a run replaces the value.
     parameters: Vec<(Option<Region>, bool)>,
     constants: Vec<ConstantData>,
+    stores_halves: bool,
     report: CompileReport,
 }
 
 /// The bytes of what `key` stands for: a mark, the key, a checksum, and the plan.
 pub fn to_bytes(compiled: &Compiled, key: &PlanKey) -> Result<Vec<u8>, StoredError> {
-    let Program { kernels, dispatches, memory, inputs, outputs, parameters, constants } = compiled.program.clone();
+    let Program { kernels, dispatches, memory, inputs, outputs, parameters, constants, stores_halves } = compiled.program.clone();
     let regions = |bindings: Vec<Binding>| bindings.into_iter().map(|binding| binding.region).collect();
     let stored = Stored {
         kernels,
@@ -50,6 +51,7 @@ pub fn to_bytes(compiled: &Compiled, key: &PlanKey) -> Result<Vec<u8>, StoredErr
         outputs: regions(outputs),
         parameters: parameters.into_iter().map(|p| (p.region, p.updated)).collect(),
         constants,
+        stores_halves,
         report: compiled.report.clone(),
     };
     let plan = postcard::to_allocvec(&stored).map_err(|e| StoredError::Write(e.to_string()))?;
@@ -68,7 +70,7 @@ pub fn from_bytes(bytes: &[u8], key: &PlanKey, graph: &Verified) -> Result<Compi
         return Err(StoredError::Damaged);
     }
     let stored: Stored = postcard::from_bytes(plan).map_err(|_| StoredError::Damaged)?;
-    let Stored { kernels, dispatches, memory, inputs, outputs, parameters, constants, report } = stored;
+    let Stored { kernels, dispatches, memory, inputs, outputs, parameters, constants, stores_halves, report } = stored;
     let counts = [inputs.len(), outputs.len(), parameters.len()];
     if counts != [graph.inputs().len(), graph.outputs().len(), graph.parameters().len()] {
         return Err(StoredError::Damaged);
@@ -90,6 +92,7 @@ pub fn from_bytes(bytes: &[u8], key: &PlanKey, graph: &Verified) -> Result<Compi
         outputs: graph.outputs().iter().zip(outputs).map(output).collect(),
         parameters: graph.parameters().iter().zip(parameters).enumerate().map(parameter).collect(),
         constants,
+        stores_halves,
     };
     Ok(Compiled { program, report, stages: Vec::new() })
 }

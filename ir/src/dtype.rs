@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// The element type of a tensor.
 ///
-/// Graphs use every variant. Devices hold 32-bit words: see [`DType::device`].
+/// Graphs use every variant. Devices compute with 32-bit words: see [`DType::device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     F32,
@@ -31,7 +31,7 @@ pub enum DTypeClass {
     Bool,
 }
 
-/// The word that represents an element on a device. Every one is 4 bytes.
+/// The 32-bit word with which a device computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceType {
     F32,

@@ -20,6 +20,7 @@ impl Assembler {
                 outputs: Vec::new(),
                 parameters: Vec::new(),
                 constants: Vec::new(),
+                stores_halves: false,
             },
         }
     }

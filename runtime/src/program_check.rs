@@ -2,7 +2,7 @@
 
 use meganeura_codegen::profile::DeviceProfile;
 use meganeura_codegen::program::{ALIGNMENT, Dispatch, Program, Region};
-use meganeura_ir::TensorType;
+use meganeura_ir::{DType, TensorType};
 
 use crate::adapter::{Limits, MAX_BINDINGS};
 
@@ -13,6 +13,8 @@ pub enum ProgramError {
     Region { what: String, region: Region },
     #[error("{what} of type {ty} has {found} bytes of device memory")]
     Size { what: String, ty: TensorType, found: u64 },
+    #[error("{what} is f16, of {} bytes an element in this program but not on this device: compile for its profile", if *two_bytes { 2 } else { 4 })]
+    Halves { what: String, two_bytes: bool },
     #[error("dispatch {dispatch} uses kernel {kernel}, which does not exist")]
     Kernel { dispatch: usize, kernel: usize },
     #[error("dispatch {dispatch} binds {found} buffers, kernel {label:?} has {expected}")]
@@ -82,6 +84,9 @@ fn check_tensor(
 ) -> Result<(), ProgramError> {
     let Some(region) = region else { return Ok(()) };
     check_region(program, name, region)?;
+    if ty.dtype == DType::F16 && program.stores_halves != profile.stores_halves(DType::F16) {
+        return Err(ProgramError::Halves { what: name.into(), two_bytes: program.stores_halves });
+    }
     if region.size != profile.bytes(ty) {
         return Err(ProgramError::Size { what: name.into(), ty: ty.clone(), found: region.size });
     }
@@ -104,7 +109,6 @@ fn within(sizes: [u32; 3], limits: [u32; 3]) -> bool {
 #[cfg(test)]
 mod tests {
     use meganeura_codegen::program::{Access, Space};
-    use meganeura_ir::DType;
 
     use super::*;
     use crate::assemble::Assembler;
@@ -136,6 +140,8 @@ mod tests {
         assert!(matches!(broken(|p| p.dispatches[0].regions[0].space = Space::Scratch), E::Region { .. }));
         assert!(matches!(broken(|p| p.memory.outputs[0] = 8), E::Region { what, .. } if what == "copy"));
         assert!(matches!(broken(|p| p.inputs[0].ty = TensorType::new(DType::F32, [3])), E::Size { what, .. } if what == "x"));
+        let half = |p: &mut Program| (p.inputs[0].ty, p.stores_halves) = (TensorType::new(DType::F16, [4]), true);
+        assert!(matches!(broken(half), E::Halves { what, two_bytes: true } if what == "x"));
         assert!(matches!(broken(|p| p.kernels[0].access = vec![Access::Read; 1 << 20]), E::TooManyBindings { .. }));
     }
 }

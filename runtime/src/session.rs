@@ -432,8 +432,11 @@ impl Session {
         })
     }
 
-    /// Runs one step on the inputs that are on the device, each dispatch in a pass of its own, and returns what each took. The step counts
-    /// as any other: it updates parameters.
+    /// Runs one step on the inputs that [`Session::write_inputs`] put on the device, each dispatch in a pass of its own, and returns what each
+    /// took. The step counts as any other: it updates parameters.
+    ///
+    /// # Errors
+    /// The device has no timer, or fails.
     pub fn profile(&mut self) -> Result<Vec<DispatchTime>, SessionError> {
         let limit = self.options.submission.dispatches.min(blade_graphics::limits::PASS_COUNT - 1);
         let mut encoder = Encoder::new(&self.device, "profile", 1)?;

@@ -231,16 +231,28 @@ impl Builder {
         }
     }
 
-    /// The f16 that `x`, an f32, was before it was converted, if it was one.
+    /// The f16 that `x`, an f32, was before it was converted, if it was one: or a choice between such, and zero.
     fn narrow(&mut self, x: ExprId) -> Option<ExprId> {
+        self.was_f16(x).then(|| self.narrowed(x))
+    }
+
+    fn was_f16(&self, x: ExprId) -> bool {
         match *self.expr(x) {
-            Expr::Convert(_, half) if self.scalar(half) == Scalar::F16 => Some(half),
-            Expr::Literal(Literal::F32(0)) => Some(self.push(Expr::Convert(Scalar::F16, x), Scalar::F16)),
+            Expr::Convert(_, from) => self.scalar(from) == Scalar::F16,
+            Expr::Literal(Literal::F32(bits)) => bits == 0,
+            Expr::Select(_, a, b) => self.was_f16(a) && self.was_f16(b),
+            _ => false,
+        }
+    }
+
+    fn narrowed(&mut self, x: ExprId) -> ExprId {
+        match *self.expr(x) {
+            Expr::Convert(_, half) if self.scalar(half) == Scalar::F16 => half,
             Expr::Select(condition, a, b) => {
-                let (a, b) = (self.narrow(a)?, self.narrow(b)?);
-                Some(self.select(condition, a, b))
+                let (a, b) = (self.narrowed(a), self.narrowed(b));
+                self.select(condition, a, b)
             }
-            _ => None,
+            _ => self.push(Expr::Convert(Scalar::F16, x), Scalar::F16),
         }
     }
 
@@ -393,11 +405,11 @@ impl Builder {
         self.stmt(Stmt::If { condition, body });
     }
 
-    /// Sets the innermost scopes aside, so that what follows lands in the outermost scope where `at` exists.
-    pub fn begin_hoist(&mut self, at: &[Index]) -> Hoist {
+    /// Sets the innermost scopes aside, so that what follows lands in the outermost scope where `at` and the guard exist.
+    pub fn begin_hoist(&mut self, at: &[Index], guard: Option<ExprId>) -> Hoist {
         let mut depth = 0;
-        for index in at {
-            let e = self.index(index);
+        let needed: Vec<ExprId> = at.iter().map(|index| self.index(index)).chain(guard).collect();
+        for e in needed {
             if let Some(home) = self.home[e.0 as usize] {
                 let position = self.scopes.iter().position(|s| s.id == home).expect("just built");
                 depth = depth.max(position);

@@ -13,8 +13,8 @@ use meganeura_ir::{BinaryOp, CompareOp, NodeId};
 pub(crate) use self::cooperative::MATRIX_TILINGS;
 #[cfg(test)]
 pub(crate) use self::schedule::ONLY_MATRIX_TILING;
-pub use self::schedule::workgroup;
 use self::schedule::{Schedule, schedule};
+pub use self::schedule::{takes_matrix_units, workgroup};
 use crate::access::{ContractAt, ContractShape, contract_lhs, contract_result, contract_rhs, contract_shape};
 use crate::body::{Builtin, ExprId, SlotId, Stmt};
 use crate::fuse::{Place, Sum};

@@ -55,6 +55,7 @@ pub fn graph_cost(graph: &Graph) -> u64 {
     graph.live().into_iter().map(cost).sum()
 }
 
+/// Of words: what a device stores in less counts as much.
 fn bytes(ty: &TensorType) -> u64 {
     4 * ty.shape.numel() as u64
 }

@@ -4,17 +4,18 @@
 //! magnitude so far, and when that grows, what was summed is scaled down to match. Values that are smaller by 2^28 lose accuracy, no value
 //! overflows, and values that are not finite stay what they are. An operand of f16 values is taken as it is.
 
-use meganeura_ir::{BinaryOp, CompareOp, DType, Graph, Node, NodeId, Op, UnaryOp};
+use meganeura_ir::{BinaryOp, CompareOp, UnaryOp};
 
 use super::pace::Pace;
 use super::staging::{Pipeline, Side, Step, Steps};
 use super::{Contraction, VECTOR};
 use crate::body::{Builder, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
+use crate::halve::is_exact_in_f16;
 use crate::index::Index;
 use crate::profile::DeviceProfile;
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `subgroups.0 x subgroups.1` subgroups hold
-/// `matrices.0 x matrices.1` matrices each, and load `depth` terms at a time, `ahead` times before they are used.
+/// `matrices.0 x matrices.1` matrices each, and load `depth` terms in a step, `ahead` steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixTiling {
     subgroups: (usize, usize),
@@ -223,7 +224,9 @@ impl Contraction<'_, '_> {
     /// Scales before the first value.
     fn scales(&mut self) -> Scales {
         let (graph, terms) = (self.kernel.graph, || self.sums.iter().flat_map(|sum| &sum.terms));
-        let scaled = [0, 1].map(|side| !terms().all(|&term| holds_halves(graph, graph.node(term).operands[side])));
+        let reads = &self.kernel.group.reads;
+        let exact = |side: usize| terms().all(|&term| is_exact_in_f16(graph, graph.node(term).operands[side], reads));
+        let scaled = [0, 1].map(|side| !exact(side));
         let b = &mut self.kernel.e.b;
         let peaks = scaled.contains(&true).then(|| b.shared_atomics(PEAKS as u32));
         [0, 1].map(|side| {
@@ -354,6 +357,20 @@ impl Contraction<'_, '_> {
         b.bitcast(Scalar::F32, bits)
     }
 
+    /// What scales results back, the smaller factor first: a large one may lead beyond f32 where both together do not.
+    fn back(&mut self, scales: &Scales) -> Vec<SlotId> {
+        let mut factors = Vec::new();
+        for scale in scales.iter().flatten() {
+            let scale = self.kernel.e.b.read(scale.scale);
+            factors.push(self.reciprocal(scale));
+        }
+        let b = &mut self.kernel.e.b;
+        if let [x, y] = factors[..] {
+            factors = [BinaryOp::Min, BinaryOp::Max].map(|op| b.binary(op, x, y)).to_vec();
+        }
+        factors.into_iter().map(|factor| b.declare(factor)).collect()
+    }
+
     /// Stores the values of a step as f16.
     fn store_halves(&mut self, c: &Cooperation, pipeline: &Pipeline, step: &Step) {
         let mut values = self.values(pipeline, step).into_iter();
@@ -409,11 +426,7 @@ impl Contraction<'_, '_> {
         let Cooperation { tiling, strip, .. } = c;
         let (m_shape, n_shape) = (self.shape.m.clone(), self.shape.n.clone());
         let (area, width) = (strip.words(), strip.matrices * MATRIX);
-        let back = c.scales.each_ref().map(|scale| {
-            let scale = self.kernel.e.b.read(scale.as_ref()?.scale);
-            let back = self.reciprocal(scale);
-            Some(self.kernel.e.b.declare(back))
-        });
+        let back = self.back(&c.scales);
         let (rows, columns) = tiling.matrices;
         let turns = (0..rows).flat_map(|i| (0..columns).step_by(strip.matrices).map(move |j| (i, j)));
         for (i, j) in turns {
@@ -434,7 +447,7 @@ impl Contraction<'_, '_> {
             let at = share.scale(count as i64).add(&c.local);
             let (row, column) = (at.div(strip.columns as i64), at.rem(strip.columns as i64));
             let place = row.scale(strip.columns as i64).add(&column);
-            let back = back.map(|slot| slot.map(|slot| b.read(slot)));
+            let back: Vec<ExprId> = back.iter().map(|&slot| b.read(slot)).collect();
             let values: Vec<ExprId> = (0..self.sums.len())
                 .map(|s| {
                     let part = |b: &mut Builder, slice: usize| {
@@ -446,7 +459,7 @@ impl Contraction<'_, '_> {
                         let part = part(b, slice);
                         total = b.binary(BinaryOp::Add, total, part);
                     }
-                    back.iter().flatten().fold(total, |total, &back| b.binary(BinaryOp::Mul, total, back))
+                    back.iter().fold(total, |total, &back| b.binary(BinaryOp::Mul, total, back))
                 })
                 .collect();
             // From a place in the strip to one in the tile.
@@ -459,17 +472,5 @@ impl Contraction<'_, '_> {
             self.finish_element(&values, &m, &n);
             self.kernel.e.b.end_for(token);
         }
-    }
-}
-
-/// Whether every element of `node` is the value of an f16.
-fn holds_halves(graph: &Graph, node: NodeId) -> bool {
-    let Node { op, operands, ty } = graph.node(node);
-    match (ty.dtype, op) {
-        (DType::F16 | DType::I8 | DType::U8 | DType::Bool, _) => true,
-        (DType::F32, Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice(_) | Op::Unfold(_)) => {
-            holds_halves(graph, operands[0])
-        }
-        _ => false,
     }
 }

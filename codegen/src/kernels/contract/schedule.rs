@@ -1,6 +1,6 @@
 //! How a contraction is divided, by its sizes and the device.
 
-use meganeura_ir::{DType, Graph, Op};
+use meganeura_ir::{DType, Graph, NodeId, Op};
 
 use super::cooperative::{MATRIX_TILINGS, MatrixTiling};
 use super::tiled::{TILINGS, Tiling};
@@ -74,6 +74,12 @@ pub(super) fn schedule(graph: &Graph, sums: &[Sum], profile: &DeviceProfile) -> 
     let outputs = batch * m * n;
     let side = |size: usize| if outputs >= 1 << 18 { size.clamp(1, 4) } else { 1 };
     Schedule::Direct { m: side(m), n: side(n) }
+}
+
+/// Whether the contraction `dot` would run on matrix units, if it were alone.
+pub fn takes_matrix_units(graph: &Graph, dot: NodeId, profile: &DeviceProfile) -> bool {
+    let alone = Sum { value: dot, terms: vec![dot] };
+    matches!(schedule(graph, &[alone], profile), Schedule::Cooperative(_))
 }
 
 /// What a workgroup of the kernel takes.

@@ -10,7 +10,7 @@ use crate::index::Index;
 use crate::profile::DeviceProfile;
 
 /// A workgroup computes a tile of the result. Its `slices` divide the sum; in each, `threads.0 x threads.1` invocations hold
-/// `elements.0 x elements.1` sums each, and load `depth` terms at a time, `ahead` times before they are used: as often as registers permit.
+/// `elements.0 x elements.1` sums each, and load `depth` terms in a step, `ahead` steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     threads: (usize, usize),
