@@ -13,6 +13,7 @@ use crate::access::{Access, Guard, folded, movement};
 use crate::body::{Builder, ExprId, Literal, Scalar, Stmt};
 use crate::index::{Index, ravel, unravel};
 use crate::profile::DeviceProfile;
+use crate::program::packed;
 
 /// The invocations that share one row: they split each reduction among them.
 #[derive(Clone, Debug)]
@@ -566,8 +567,7 @@ pub fn scalar_literal(value: &Tensor) -> Literal {
 /// Elements as they lie in device memory.
 pub fn device_words(value: &Tensor, profile: &DeviceProfile) -> Vec<u32> {
     if profile.stores_halves(value.dtype()) {
-        let word = |half: &[u8]| half.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
-        return value.bytes().chunks(4).map(word).collect();
+        return packed(value.bytes()).collect();
     }
     one_word_each(value)
 }

@@ -581,6 +581,12 @@ impl Fuser<'_> {
     }
 }
 
+/// By node that is stored: the group that does.
+pub fn writers(groups: &[Group]) -> HashMap<NodeId, usize> {
+    let stored = groups.iter().enumerate().flat_map(|(g, group)| group.stored.iter().map(move |stored| (stored.node, g)));
+    stored.collect()
+}
+
 /// Whether a node occupies memory when it is not inlined. Counters and scalar constants are text.
 pub fn in_memory(graph: &Graph, id: NodeId) -> bool {
     match &graph.node(id).op {

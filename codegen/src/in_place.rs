@@ -4,17 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use meganeura_ir::{Graph, NodeId, Op, ParameterId};
 
-use crate::fuse::{Group, Place};
+use crate::fuse::{Group, Place, writers};
 use crate::order::Edges;
 
 /// By result: the parameter in whose place it is written. A group may do so where it reads the old value at no other element than the one that it
 /// writes, and where nothing reads the old value after it: `edges` hold whatever order `groups` run in.
 pub fn in_place(graph: &Graph, groups: &[Group], edges: &Edges) -> BTreeMap<NodeId, NodeId> {
     let is_output = |node: NodeId| graph.outputs().iter().any(|output| output.node == node);
-    let mut writer: HashMap<NodeId, usize> = HashMap::new();
-    for (g, group) in groups.iter().enumerate() {
-        writer.extend(group.stored.iter().map(|s| (s.node, g)));
-    }
+    let writer = writers(groups);
     let parameters = live_parameters(graph);
     let mut in_place = BTreeMap::new();
     for update in graph.updates() {

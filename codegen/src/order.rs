@@ -3,11 +3,11 @@
 //! Groups run in levels: a level waits for the levels before it, and nothing in it waits for anything else in it. Groups of a level
 //! that read the same values share a dispatch, each with workgroups of its own (horizontal fusion).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use meganeura_ir::{Graph, NodeId};
 
-use crate::fuse::{Domain, Group};
+use crate::fuse::{Domain, Group, writers};
 use crate::in_place::live_parameters;
 use crate::kernels::Workgroup;
 use crate::profile::DeviceProfile;
@@ -114,10 +114,7 @@ fn bindings(groups: &[Group], kinds: &[Kind], members: &[usize]) -> usize {
 
 /// What must wait for what.
 pub fn edges(graph: &Graph, groups: &[Group]) -> Edges {
-    let mut writer: HashMap<NodeId, usize> = HashMap::new();
-    for (g, group) in groups.iter().enumerate() {
-        writer.extend(group.stored.iter().map(|s| (s.node, g)));
-    }
+    let writer = writers(groups);
     let mut edges = Edges::new(groups.len());
     for (g, group) in groups.iter().enumerate() {
         for producer in group.reads.iter().filter_map(|n| writer.get(n)) {

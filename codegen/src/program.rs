@@ -133,6 +133,15 @@ pub struct ConstantData {
     pub words: Vec<u32>,
 }
 
+/// Bytes as they lie in device memory, in words; the last one is filled up with zeros.
+pub fn packed(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.chunks(4).map(|bytes| {
+        let mut word = [0; 4];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u32::from_le_bytes(word)
+    })
+}
+
 /// A compute shader. Bindings are `@group(0) @binding(i)`, named `b0`, `b1`, ...: storage buffers of `f32`, `f16`, `i32` or
 /// `u32`, one by one or as vectors of four.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -122,6 +122,7 @@ pub(crate) fn list() -> Result<Vec<DeviceInfo>, DeviceError> {
             Some(blade_graphics::DeviceReportStatus::Available { caps, .. }) => caps.cooperative_matrix.f16_tile,
             _ => 0,
         };
+        // Every adapter has subgroups; the graphics library knows which multiply matrices.
         adapter.matrix_unit = adapter.matrix_unit.filter(|_| tile == 16);
     }
     Ok(adapters)
@@ -202,21 +203,21 @@ mod platform {
             },
             multiprocessors,
             // SAFETY: by this function's contract.
-            matrix_unit: unsafe { subgroup(instance, device) }.map(|subgroup| MatrixUnit { subgroup }),
+            matrix_unit: Some(MatrixUnit { subgroup: unsafe { subgroup(instance, device) } }),
             unsupported: None,
         }
     }
 
-    /// Invocations of a subgroup, where subgroups can multiply 16x16 matrices of f16.
+    /// Invocations of a subgroup.
     ///
     /// # Safety
     /// As of [`describe`].
-    unsafe fn subgroup(instance: &ash::Instance, device: vk::PhysicalDevice) -> Option<u32> {
+    unsafe fn subgroup(instance: &ash::Instance, device: vk::PhysicalDevice) -> u32 {
         let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
         let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroups);
         // SAFETY: by this function's contract; the chained structure belongs to Vulkan 1.1.
         unsafe { instance.get_physical_device_properties2(device, &mut properties) };
-        Some(subgroups.subgroup_size)
+        subgroups.subgroup_size
     }
 
     /// # Safety

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use meganeura_codegen::profile::DeviceProfile;
+use meganeura_codegen::program::packed;
 use meganeura_ir::{DType, Tensor, TensorType};
 
 /// A value that the device cannot hold.
@@ -45,11 +46,7 @@ pub(crate) fn check(name: &str, tensor: &Tensor) -> Result<(), WordError> {
 pub(crate) fn encode(tensor: &Tensor, words: &mut [u32], profile: &DeviceProfile) {
     let bytes = tensor.bytes();
     if profile.stores_halves(tensor.dtype()) {
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
-            let mut whole = [0; 4];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            *word = u32::from_le_bytes(whole);
-        }
+        words.iter_mut().zip(packed(bytes)).for_each(|(word, packed)| *word = packed);
         return;
     }
     fn fill<const N: usize>(words: &mut [u32], bytes: &[u8], word: impl Fn([u8; N]) -> u32) {

@@ -463,6 +463,23 @@ impl Builder {
         e
     }
 
+    /// The condition that `index` is less than `end`, unless it always is.
+    pub fn below(&mut self, index: &Index, end: usize) -> Option<ExprId> {
+        (index.range().1 >= end as i64).then(|| {
+            let (position, end) = (self.index(index), self.i32(end as i32));
+            self.compare(CompareOp::Lt, position, end)
+        })
+    }
+
+    /// `index`, or the last position of `extent` where it may be past the end.
+    pub fn clamped(&mut self, index: Index, extent: usize) -> Index {
+        if index.range().1 < extent as i64 {
+            return index;
+        }
+        let position = self.clamped_index(&index, extent);
+        self.opaque(position, extent)
+    }
+
     /// The value of an index that is not negative, or the last position of `extent` where it is past the end.
     pub fn clamped_index(&mut self, index: &Index, extent: usize) -> ExprId {
         let value = self.index(index);

@@ -276,11 +276,7 @@ impl<'g> Family<'_, 'g> {
         let columns: Vec<Place> = (0..width)
             .map(|c| {
                 let at = part.scale(width as i64).shift(c as i64);
-                let b = &mut self.kernel.e.b;
-                let within = (at.range().1 >= size as i64).then(|| {
-                    let (i, end) = (b.index(&at), b.i32(size as i32));
-                    b.compare(CompareOp::Lt, i, end)
-                });
+                let within = self.kernel.e.b.below(&at, size);
                 Place { at: at.bounded(0, size as i64 - 1), within }
             })
             .collect();

@@ -76,11 +76,7 @@ impl Contraction<'_, '_> {
     /// Unravels a flat position that may pass the end of `shape`.
     fn coordinate(&mut self, flat: Index, shape: &[usize]) -> Coordinate {
         let size: usize = shape.iter().product();
-        let b = &mut self.kernel.e.b;
-        let within = (flat.range().1 >= size as i64).then(|| {
-            let (i, end) = (b.index(&flat), b.i32(size as i32));
-            b.compare(CompareOp::Lt, i, end)
-        });
+        let within = self.kernel.e.b.below(&flat, size);
         Coordinate { at: unravel(&flat.bounded(0, size as i64 - 1), shape), within }
     }
 

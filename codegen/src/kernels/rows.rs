@@ -28,10 +28,8 @@ pub fn map(kernel: &mut KernelEmitter, profile: &DeviceProfile) -> [u32; 3] {
     let zero = b.i32(0);
     let (token, turn) = b.begin_for(zero, each, 1);
     let flat = turn.scale(across as i64).add(&i);
-    let within = (each * across > count).then(|| {
-        let (position, end) = (b.index(&flat), b.i32(count as i32));
-        b.compare(CompareOp::Lt, position, end)
-    });
+    // With one element each, no invocation is left that has none.
+    let within = if each > 1 { b.below(&flat, count) } else { None };
     let flat = if within.is_some() { flat.bounded(0, count as i64 - 1) } else { flat };
     let all: Vec<usize> = (0..kernel.group.stored.len()).collect();
     kernel.store_within(within, &all, &unravel(&flat, shape));

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use meganeura_ir::{CompareOp, NodeId};
+use meganeura_ir::NodeId;
 
 use super::{Family, Place};
 use crate::attention::Attention;
@@ -173,36 +173,17 @@ impl Family<'_, '_> {
     pub fn result_columns(&mut self, seat: &Seat, size: usize) -> Vec<Place> {
         let halves = interleaves(size, seat.grid.1);
         let column = |this: &mut Self, place: Index| {
-            let within = this.below(&place, size);
+            let within = this.kernel.e.b.below(&place, size);
             let column = if halves { interleaved(&place, size) } else { place };
             Place { at: column.bounded(0, size as i64 - 1), within }
         };
         seat.elements(size).into_iter().map(|place| column(self, place)).collect()
     }
 
-    /// The condition that `at` is less than `end`, unless it always is.
-    fn below(&mut self, at: &Index, end: usize) -> Option<ExprId> {
-        let b = &mut self.kernel.e.b;
-        (at.range().1 >= end as i64).then(|| {
-            let (i, end) = (b.index(at), b.i32(end as i32));
-            b.compare(CompareOp::Lt, i, end)
-        })
-    }
-
     /// The row or column at `at` of `count`, which may be past the end.
     pub fn place(&mut self, at: Index, count: usize) -> Place {
-        let within = self.below(&at, count);
+        let within = self.kernel.e.b.below(&at, count);
         Place { at: at.bounded(0, count as i64 - 1), within }
-    }
-
-    /// The row or column at `at`, or the last of `count` where that is past the end.
-    pub fn clamped(&mut self, at: Index, count: usize) -> Index {
-        if at.range().1 < count as i64 {
-            return at;
-        }
-        let b = &mut self.kernel.e.b;
-        let position = b.clamped_index(&at, count);
-        b.opaque(position, count)
     }
 
     /// The elements of `columns` columns that an invocation brings: neighbours bring neighbours.
@@ -212,7 +193,7 @@ impl Family<'_, '_> {
             .step_by(step)
             .map(|start| {
                 let linear = seat.local.shift(start as i64);
-                let active = self.below(&linear, elements);
+                let active = self.kernel.e.b.below(&linear, elements);
                 let (row, column) = if step % columns == 0 {
                     (seat.local.div(columns as i64).shift((start / columns) as i64), seat.local.rem(columns as i64))
                 } else {
@@ -234,10 +215,10 @@ impl Family<'_, '_> {
         spots
             .into_iter()
             .map(|spot| {
-                let row = self.clamped(load.first.add(&spot.row), source.rows);
-                let within = self.below(&spot.column, columns);
+                let row = self.kernel.e.b.clamped(load.first.add(&spot.row), source.rows);
+                let within = self.kernel.e.b.below(&spot.column, columns);
                 let column = if load.interleaved { interleaved(&spot.column, columns) } else { spot.column };
-                let column = self.clamped(column, columns).shift(load.columns.start as i64);
+                let column = self.kernel.e.b.clamped(column, columns).shift(load.columns.start as i64);
                 let at = (source.at)(&self.spec, &row, &column);
                 let value = self.kernel.e.eval(source.node, &at);
                 let value = self.scaled(value, source.factor);

@@ -66,7 +66,7 @@ impl Family<'_, '_> {
             .iter()
             .map(|row| {
                 let within = self.place(first.add(row), count).within;
-                Place { at: self.clamped(first.add(row), count), within }
+                Place { at: self.kernel.e.b.clamped(first.add(row), count), within }
             })
             .collect();
         (seat, Kept { batch, first, rows, places }, workgroups)
@@ -365,7 +365,7 @@ impl Family<'_, '_> {
         let cotangents =
             Source { node: backward.cotangent, at: &query_at, rows: spec.queries, size: spec.value_size, factor: 1.0 };
         let columns = seat.columns(tiles.passed());
-        let own: Vec<Index> = columns.iter().map(|c| self.clamped(first_query.add(c), spec.queries)).collect();
+        let own: Vec<Index> = columns.iter().map(|c| self.kernel.e.b.clamped(first_query.add(c), spec.queries)).collect();
         let [log_sum_exps, deltas] = [backward.log_sum_exp, backward.delta].map(|node| self.of_queries(node, &batch, &own));
         let per_row = tiles.elements.1;
         let [products, weight_cotangents] =

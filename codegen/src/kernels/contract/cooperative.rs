@@ -7,7 +7,7 @@
 use meganeura_ir::{BinaryOp, CompareOp, UnaryOp};
 
 use super::pace::Pace;
-use super::staging::{Pipeline, Side, Step, Steps};
+use super::staging::{Pipeline, Side, Staging, Step};
 use super::{Contraction, VECTOR};
 use crate::body::{Builder, ExprId, Literal, MATRIX, MatrixPlace, MatrixStmt, Role, Scalar, SlotId, Stmt};
 use crate::halve::is_exact_in_f16;
@@ -211,9 +211,7 @@ impl Contraction<'_, '_> {
             results,
             local,
         };
-        let each = c.sums.chunks(tiling.matrices.0 * tiling.matrices.1);
-        let terms: Vec<_> = self.sums.iter().zip(each).flat_map(|(sum, own)| sum.terms.iter().map(move |&t| (t, own))).collect();
-        for (term, own) in terms {
+        for (term, own) in self.terms(&c.sums) {
             self.begin_term(term);
             self.cooperative_term(&c, own);
         }
@@ -257,18 +255,18 @@ impl Contraction<'_, '_> {
     /// Adds the products of the term at hand to `own`.
     fn cooperative_term(&mut self, c: &Cooperation, own: &[SlotId]) {
         let MatrixTiling { slices, depth, ahead, .. } = c.tiling;
-        let (tile_m, tile_n) = c.tiling.tile();
-        let count = self.sizes()[3].div_ceil(slices * depth);
-        let steps = Steps { first: c.post.slice.scale((count * depth) as i64), depth, count };
-        let mut sides = [self.side(true, tile_m, depth, &c.firsts[0]), self.side(false, tile_n, depth, &c.firsts[1])];
-        for (side, scale) in sides.iter_mut().zip(&c.scales) {
-            side.halves = scale.is_none();
-        }
-        let invocations = c.tiling.subgroups_of_slice() * SUBGROUP;
-        let staged = sides.each_ref().map(|side| self.staged(side, &c.post.thread, invocations));
-        let counts = [0, 1].map(|i| staged[i].len() * sides[i].width);
-        let pipeline = self.pipeline(sides, staged, steps, ahead);
-        self.note_peaks(&c.scales, counts, pipeline.first());
+        let pipeline = self.pipeline(&Staging {
+            tile: c.tiling.tile(),
+            firsts: c.firsts.each_ref(),
+            slice: &c.post.slice,
+            thread: &c.post.thread,
+            invocations: c.tiling.subgroups_of_slice() * SUBGROUP,
+            slices,
+            depth,
+            ahead,
+            halves: c.scales.each_ref().map(Option::is_none),
+        });
+        self.note_peaks(&c.scales, pipeline.first());
         self.each_step(&pipeline, |this, step| {
             this.kernel.e.b.stmt(Stmt::Barrier);
             this.follow_peaks(&c.scales, &c.sums);
@@ -276,14 +274,15 @@ impl Contraction<'_, '_> {
             this.kernel.e.b.stmt(Stmt::Barrier);
             this.load_ahead(&pipeline, step);
             this.multiply(c, &pipeline.sides, own);
-            this.note_peaks(&c.scales, counts, pipeline.after(step));
+            if let Some(values) = pipeline.after(step) {
+                this.note_peaks(&c.scales, values);
+            }
         });
     }
 
     /// Tells the workgroup of values that exceed what their operand's scale is made for.
-    fn note_peaks(&mut self, scales: &Scales, counts: [usize; 2], values: &[SlotId]) {
-        let Some((left, right)) = values.split_at_checked(counts[0]) else { return };
-        for (scale, values) in scales.iter().zip([left, right]) {
+    fn note_peaks(&mut self, scales: &Scales, values: &[Vec<SlotId>; 2]) {
+        for (scale, values) in scales.iter().zip(values) {
             let Some(scale) = scale else { continue };
             let b = &mut self.kernel.e.b;
             let limit = b.read(scale.limit);
@@ -373,18 +372,18 @@ impl Contraction<'_, '_> {
 
     /// Stores the values of a step as f16.
     fn store_halves(&mut self, c: &Cooperation, pipeline: &Pipeline, step: &Step) {
-        let mut values = self.values(pipeline, step).into_iter();
+        let values = self.values(pipeline, step);
         for (i, side) in pipeline.sides.iter().enumerate() {
             let (rows, pitch) = side.lies();
             let own = c.post.slice.scale((rows * pitch) as i64);
             let scale = c.scales[i].as_ref().map(|scale| self.kernel.e.b.read(scale.scale));
-            for element in &pipeline.staged[i] {
+            for (element, run) in pipeline.staged[i].iter().zip(values[i].chunks(side.width)) {
                 let b = &mut self.kernel.e.b;
-                let mut half = |value: ExprId| {
+                let mut half = |&value: &ExprId| {
                     let scaled = scale.map_or(value, |scale| b.binary(BinaryOp::Mul, value, scale));
                     b.convert(Scalar::F16, scaled)
                 };
-                let values: Vec<ExprId> = values.by_ref().take(side.width).map(&mut half).collect();
+                let values: Vec<ExprId> = run.iter().map(&mut half).collect();
                 let (row, column) = if side.along_k { (&element.row, &element.column) } else { (&element.column, &element.row) };
                 self.store_run(c.tiles[i], &own.add(&row.scale(pitch as i64)).add(column), 1, &values);
             }

@@ -1,8 +1,6 @@
 //! How the operands of a tiled contraction come to workgroup memory: each invocation brings some elements of either tile, in runs of four
 //! where they are neighbours in memory.
 
-use meganeura_ir::CompareOp;
-
 use super::cooperative::pitches;
 use super::{Contraction, Coordinate};
 use crate::access::{ContractAt, contract_lhs, contract_rhs};
@@ -38,21 +36,34 @@ pub(super) struct Staged {
     free: Vec<Coordinate>,
 }
 
-/// The steps of a slice's share of a sum.
-pub(super) struct Steps {
-    /// The first position along the sum.
-    pub first: Index,
+/// How a workgroup brings the operands of its tile to workgroup memory: each of `slices` sums its own share, `depth` terms in a step.
+pub(super) struct Staging<'i> {
+    pub tile: (usize, usize),
+    /// The first positions of the tile in the result.
+    pub firsts: [&'i Index; 2],
+    pub slice: &'i Index,
+    /// An invocation's number in its slice, which has so many.
+    pub thread: &'i Index,
+    pub invocations: usize,
+    pub slices: usize,
     pub depth: usize,
-    pub count: usize,
+    /// Steps before which their values are loaded: at least one.
+    pub ahead: usize,
+    /// Which operands come as f16.
+    pub halves: [bool; 2],
 }
 
 /// Operands on their way to workgroup memory.
 pub(super) struct Pipeline {
     pub sides: [Side; 2],
     pub staged: [Vec<Staged>; 2],
-    steps: Steps,
-    /// Values that were loaded for coming steps, which take these sets in turn.
-    sets: Vec<Vec<SlotId>>,
+    /// The first position of the slice along the sum.
+    first: Index,
+    depth: usize,
+    /// Steps of the slice.
+    count: usize,
+    /// Values of both operands that were loaded for coming steps, which take these sets in turn.
+    sets: Vec<[Vec<SlotId>; 2]>,
 }
 
 /// A step, and the set of values that it takes.
@@ -63,14 +74,14 @@ pub(super) struct Step {
 
 impl Pipeline {
     /// The values of the first step.
-    pub(super) fn first(&self) -> &[SlotId] {
+    pub(super) fn first(&self) -> &[Vec<SlotId>; 2] {
         &self.sets[0]
     }
 
     /// Those of the step after `step`, if there is one.
-    pub(super) fn after(&self, step: &Step) -> &[SlotId] {
-        let last = step.at.as_constant() == Some(self.steps.count as i64 - 1);
-        if last { &[] } else { &self.sets[(step.set + 1) % self.sets.len()] }
+    pub(super) fn after(&self, step: &Step) -> Option<&[Vec<SlotId>; 2]> {
+        let last = step.at.as_constant() == Some(self.count as i64 - 1);
+        (!last).then(|| &self.sets[(step.set + 1) % self.sets.len()])
     }
 }
 
@@ -140,11 +151,7 @@ impl Contraction<'_, '_> {
         match start {
             Some((run, 0)) if width == RUN && size.is_multiple_of(RUN) => {
                 let runs = size / RUN;
-                let b = &mut self.kernel.e.b;
-                let within = (run.range().1 >= runs as i64).then(|| {
-                    let (i, end) = (b.index(&run), b.i32(runs as i32));
-                    b.compare(CompareOp::Lt, i, end)
-                });
+                let within = self.kernel.e.b.below(&run, runs);
                 let first = run.bounded(0, runs as i64 - 1).scale(RUN as i64);
                 (0..RUN).map(|i| Coordinate { at: unravel(&first.shift(i as i64), shape), within }).collect()
             }
@@ -169,27 +176,35 @@ impl Contraction<'_, '_> {
         values
     }
 
-    /// Loads what the first steps need, `ahead` of them: at least one.
-    pub(super) fn pipeline(&mut self, sides: [Side; 2], staged: [Vec<Staged>; 2], steps: Steps, ahead: usize) -> Pipeline {
-        let mut pipeline = Pipeline { sides, staged, steps, sets: Vec::new() };
-        for step in 0..ahead.min(pipeline.steps.count) {
+    /// The pipeline of the term at hand, with the values of its first steps loaded.
+    pub(super) fn pipeline(&mut self, staging: &Staging) -> Pipeline {
+        let Staging { tile, firsts, depth, .. } = *staging;
+        let mut sides = [self.side(true, tile.0, depth, firsts[0]), self.side(false, tile.1, depth, firsts[1])];
+        for (side, halves) in sides.iter_mut().zip(staging.halves) {
+            side.halves = halves;
+        }
+        let staged = sides.each_ref().map(|side| self.staged(side, staging.thread, staging.invocations));
+        // Each slice sums a run of whole steps.
+        let count = self.sizes()[3].div_ceil(staging.slices * depth);
+        let first = staging.slice.scale((count * depth) as i64);
+        let mut pipeline = Pipeline { sides, staged, first, depth, count, sets: Vec::new() };
+        for step in 0..staging.ahead.min(count) {
             let values = self.load(&pipeline, &Index::constant(step as i64));
-            let set = values.into_iter().map(|value| self.kernel.e.b.declare(value)).collect();
+            let set = values.map(|values| values.into_iter().map(|value| self.kernel.e.b.declare(value)).collect());
             pipeline.sets.push(set);
         }
         pipeline
     }
 
     /// The values of the staged elements of both tiles in a step.
-    fn load(&mut self, pipeline: &Pipeline, step: &Index) -> Vec<ExprId> {
-        let k0 = pipeline.steps.first.add(&step.scale(pipeline.steps.depth as i64));
-        let [left, right] = [0, 1].map(|i| self.values_of(&pipeline.sides[i], &pipeline.staged[i], &k0));
-        [left, right].concat()
+    fn load(&mut self, pipeline: &Pipeline, step: &Index) -> [Vec<ExprId>; 2] {
+        let k0 = pipeline.first.add(&step.scale(pipeline.depth as i64));
+        [0, 1].map(|i| self.values_of(&pipeline.sides[i], &pipeline.staged[i], &k0))
     }
 
     /// Emits `body` for all steps: in a loop, once for each set of values in turn.
     pub(super) fn each_step(&mut self, pipeline: &Pipeline, mut body: impl FnMut(&mut Self, &Step)) {
-        let (count, sets) = (pipeline.steps.count, pipeline.sets.len());
+        let (count, sets) = (pipeline.count, pipeline.sets.len());
         let turns = count / sets;
         if turns > 0 {
             let zero = self.kernel.e.b.i32(0);
@@ -205,25 +220,21 @@ impl Contraction<'_, '_> {
     }
 
     /// The values of a step.
-    pub(super) fn values(&mut self, pipeline: &Pipeline, step: &Step) -> Vec<ExprId> {
-        pipeline.sets[step.set].iter().map(|&slot| self.kernel.e.b.read(slot)).collect()
+    pub(super) fn values(&mut self, pipeline: &Pipeline, step: &Step) -> [Vec<ExprId>; 2] {
+        let set = pipeline.sets[step.set].each_ref();
+        set.map(|slots| slots.iter().map(|&slot| self.kernel.e.b.read(slot)).collect())
     }
 
     /// Loads the values of the step that takes the set of values of `step` next. After the last one, it is the last again: what is loaded
     /// then is not used.
     pub(super) fn load_ahead(&mut self, pipeline: &Pipeline, step: &Step) {
-        let (next, count) = (step.at.shift(pipeline.sets.len() as i64), pipeline.steps.count);
-        let next = match next.as_constant() {
-            Some(next) if next >= count as i64 => return,
-            Some(_) => next,
-            None => {
-                let b = &mut self.kernel.e.b;
-                let next = b.clamped_index(&next, count);
-                b.opaque(next, count)
-            }
-        };
+        let (next, count) = (step.at.shift(pipeline.sets.len() as i64), pipeline.count);
+        if next.range().0 >= count as i64 {
+            return;
+        }
+        let next = self.kernel.e.b.clamped(next, count);
         let values = self.load(pipeline, &next);
-        for (&slot, value) in pipeline.sets[step.set].iter().zip(values) {
+        for (&slot, value) in pipeline.sets[step.set].iter().flatten().zip(values.into_iter().flatten()) {
             self.kernel.e.b.assign(slot, value);
         }
     }

@@ -1,9 +1,9 @@
 //! Contractions through workgroup memory: invocations hold small tiles of the result in registers.
 
-use meganeura_ir::{BinaryOp, CompareOp};
+use meganeura_ir::BinaryOp;
 
 use super::pace::Pace;
-use super::staging::Steps;
+use super::staging::Staging;
 use super::{Contraction, VECTOR};
 use crate::body::{ExprId, SlotId, Stmt};
 use crate::index::Index;
@@ -162,10 +162,7 @@ impl Contraction<'_, '_> {
             }
             for (place, values) in places.iter().zip(&totals) {
                 let b = &mut self.kernel.e.b;
-                let active = (place.range().1 >= results as i64).then(|| {
-                    let (index, end) = (b.index(place), b.i32(results as i32));
-                    b.compare(CompareOp::Lt, index, end)
-                });
+                let active = b.below(place, results);
                 if active.is_some() {
                     b.begin_if();
                 }
@@ -188,25 +185,27 @@ impl Contraction<'_, '_> {
     fn tiled_term(&mut self, tiling: &Tiling, seat: &Seat, firsts: [&Index; 2], tiles: [SlotId; 2], sums: &[SlotId]) {
         let Tiling { threads, slices, elements, depth, ahead, .. } = *tiling;
         let ([lhs_tile, rhs_tile], (tile_m, tile_n)) = (tiles, tiling.tile());
-        let k = self.sizes()[3];
-        // Each slice sums a run of whole steps.
-        let count = k.div_ceil(slices * depth);
-        let steps = Steps { first: seat.slice.scale((count * depth) as i64), depth, count };
-        let sides = [(true, tile_m, firsts[0]), (false, tile_n, firsts[1])]
-            .map(|(left, tile, first)| self.side(left, tile, depth, first));
-        let staged = sides.each_ref().map(|side| self.staged(side, &seat.thread, threads.0 * threads.1));
-        let pipeline = self.pipeline(sides, staged, steps, ahead);
+        let pipeline = self.pipeline(&Staging {
+            tile: tiling.tile(),
+            firsts,
+            slice: &seat.slice,
+            thread: &seat.thread,
+            invocations: threads.0 * threads.1,
+            slices,
+            depth,
+            ahead,
+            halves: [false; 2],
+        });
         self.each_step(&pipeline, |this, step| {
-            let mut values = this.values(&pipeline, step).into_iter();
             let tiles = [(lhs_tile, tile_m), (rhs_tile, tile_n)];
-            for ((side, elements), (array, tile)) in pipeline.sides.iter().zip(&pipeline.staged).zip(tiles) {
+            let values = this.values(&pipeline, step).into_iter().zip(tiles);
+            for ((side, elements), (values, (array, tile))) in pipeline.sides.iter().zip(&pipeline.staged).zip(values) {
                 let pitch = tile + PADDING;
                 let own = seat.slice.scale((pitch * depth) as i64);
-                for element in elements {
+                for (element, run) in elements.iter().zip(values.chunks(side.width)) {
                     let place = own.add(&element.column.scale(pitch as i64)).add(&element.row);
                     let distance = if side.along_k { pitch as i64 } else { 1 };
-                    let values: Vec<ExprId> = values.by_ref().take(side.width).collect();
-                    this.store_run(array, &place, distance, &values);
+                    this.store_run(array, &place, distance, run);
                 }
             }
             this.kernel.e.b.stmt(Stmt::Barrier);
