@@ -132,7 +132,9 @@ impl Page {
 
     fn choose(&mut self, model: &str) {
         self.until(&format!("[...$('models').options].some(o => o.value === '{model}')"));
-        self.value(&format!("$('models').value = '{model}', $('models').dispatchEvent(new Event('change'))"));
+        // The page shows a model by itself first: what comes of that late would clear the form.
+        self.until("$('facts').rows.length > 0");
+        self.value(&format!("$('models').value = '{model}', $('models').onchange()"));
         self.until(&format!("model && model.name === '{model}' && $('facts').rows.length > 0"));
     }
 
